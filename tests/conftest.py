@@ -1,7 +1,5 @@
 """One thread for all tests; the command line, a small CLIP checkpoint and some photos as fixtures."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import sys

@@ -1,7 +1,5 @@
 """A small Hub on loopback: the HTTP requests by which huggingface_hub makes, commits to and reads a repository."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

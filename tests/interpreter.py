@@ -4,8 +4,6 @@ The interpreter must be switched on before Triton is imported, so the tests that
 they are named `test_interpreted_…`, and tests of test_kernel.py and test_latents.py call :func:`run_interpreted`.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The scripts of benchmarks/ on a machine without a GPU: what they need, and some of them at a small size."""
 
-from __future__ import annotations
-
 import json
 import os
 import runpy

@@ -1,7 +1,5 @@
 """The demo on a small budget: its numbers against the saved models, its page, what it repeats and refuses."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shlex

@@ -1,7 +1,5 @@
 """Checks with the facts of other machines, and the torchvision trap for real."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Photos to features: ids, splits, captions and origin beside them; what was stopped goes on where it stood."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import runpy

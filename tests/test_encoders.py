@@ -1,7 +1,5 @@
 """Pretrained encoders without training: the cosines of transformers' own models, in every command that takes RUN."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

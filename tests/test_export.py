@@ -1,7 +1,5 @@
 """Exported graphs in the real onnxruntime and in torch: what PairScorer gives, at other sizes than those traced."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

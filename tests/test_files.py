@@ -1,7 +1,5 @@
 """Atomic writes, outputs that are refused, locks between processes, and files that are broken or hostile."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """Models on the Hub: pushed to a server on loopback and read again, by commit, from the cache, and when broken."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """tools/join_data.py: two data sets as one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

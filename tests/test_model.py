@@ -1,7 +1,5 @@
 """MatchingModel: seeds, embeddings and parameter groups; towers that come back from a folder; variances; mixing."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from types import SimpleNamespace

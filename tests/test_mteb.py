@@ -1,7 +1,5 @@
 """mteb's own evaluation of vacsr's models on drawn pictures, beside vacsr's evaluation and a plain computation."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

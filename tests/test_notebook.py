@@ -1,7 +1,5 @@
 """examples/quickstart.ipynb runs from top to bottom, and stores no large outputs."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from pathlib import Path

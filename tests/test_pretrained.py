@@ -1,7 +1,5 @@
 """Model folders: what is saved is loaded again, damage is named, and training can start from one."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import tempfile

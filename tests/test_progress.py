@@ -1,7 +1,5 @@
 """Away from a terminal only lines that stay are written, to stderr; asked to be silent, nothing is."""
 
-from __future__ import annotations
-
 import pytest
 
 from vacsr.progress import Bars, PhotoProgress

@@ -1,7 +1,5 @@
 """The names that README and DESIGN promise, used as promised."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

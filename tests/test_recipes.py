@@ -1,7 +1,5 @@
 """What a newcomer copies must work: the recipes."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Mapping

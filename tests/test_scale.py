@@ -1,7 +1,5 @@
 """Part by part: what a part does by itself, one cut over all parts, and Ray with workers and a node that are killed."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -382,6 +380,9 @@ def test_the_commands(cluster: Any, shards: str, model: Path, tmp_path: Path, va
     assert next(line.split("\t")[:2] for line in answer.out.splitlines()) == ["wrong", "18"]
     assert (tmp_path / "a" / "00004" / "index.html").is_file()
     assert "wrong captions of 48" in answer.err
+    parts = [json.loads(path.read_text())["counts"] for path in (tmp_path / "a").glob("*_stats.json")]
+    assert not any(part["at_least"] for part in parts)
+    assert "at least" not in answer.err
     answer = vacsr("filter", model, *where, tmp_path / "f", "--keep", 0.5)
     name, count, spec = answer.out.strip().split("\t")
     assert (answer.code, name, count, len(load_pairs(spec))) == (0, "kept", "24", 24), answer.err

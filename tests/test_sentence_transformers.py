@@ -1,7 +1,5 @@
 """A saved model in the real sentence-transformers: its embeddings and scores are those of PairScorer."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

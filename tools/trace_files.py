@@ -27,7 +27,7 @@ TOWERS = {"spec": "tiny:width=16,depth=1,text_depth=1,heads=2,size=32", "head": 
 RECIPE = {"data": {"pairs": "csv:photos.csv"}, "backbone": TOWERS, "train": {"epochs": 1, "batch_size": 8}}
 ROWS = [{"name": name, "set": {"method": {"name": name}}} for name in ("infonce", "vacsr")]
 TABLE = {"title": "Two methods", "base": RECIPE, "rows": ROWS, "seeds": [0], "columns": [{"key": "test.rsum"}]}
-MODEL = ("adapter", "backbones", "config", "distributions", "hub", "kernels", "methods", "model", "noise", "pretrained")
+MODEL = ("adapter", "backbones", "config", "distributions", "kernels", "methods", "model", "noise", "pretrained")
 entered: dict[str, None] = {}
 
 

@@ -3,8 +3,6 @@
 The public names below are loaded when first used, so that ``vacsr --help`` need not wait for torch.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

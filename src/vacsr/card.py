@@ -1,7 +1,5 @@
 """The model card, README.md of a model folder: metadata that the Hub reads, what made the model, and how to use it."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping
@@ -13,8 +11,7 @@ import yaml
 from vacsr.backbones import Backbone
 from vacsr.hub import card_licence, hub_id
 
-PLACE = "FOLDER_OR_ID"
-"""Where the card says how to load the model: replaced by the id when it is pushed."""
+PLACE = "FOLDER_OR_ID"  # where the card says how to load the model: replaced by the id when it is pushed
 _PATH = re.compile(r"(?<![\w./])(?:[~.]{0,2}/)[^\s,'\"]*/(?=[^\s,'\"/]+)")
 
 

@@ -10,8 +10,6 @@ and 5, 10 and 20 epochs: the plan in which wrong labels cost InfoNCE most dev pr
 comes within two points of its best with clean labels. docs/measurements.md has the numbers, and those of other seeds.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Mapping
@@ -44,9 +42,8 @@ from vacsr.scoring import PairScorer, PairScores
 from vacsr.search.audit import Signals
 from vacsr.search.audit import signals as audit_signals
 from vacsr.search.calibrate import CalibrateSettings, Calibration, fit_direction
-from vacsr.search.calibrate_run import calibration_path
 from vacsr.search.galleries import Lists
-from vacsr.search.index import model_digest
+from vacsr.search.index import calibration_path, model_digest
 from vacsr.search.probabilities import Isotonic, Mask, expected_calibration_error, fit_hits, fit_isotonic
 from vacsr.train import fit
 
@@ -57,8 +54,7 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
 }
 OURS, USUAL = "vacsr", "infonce"
 RESULTS, TABLE, PAGE, PICTURE, ALBUM = "results.json", "table.md", "index.html", "scene.png", "album"
-KIND = "vacsr demo"
-"""Marks a results.json as the demo's, which may be overwritten."""
+KIND = "vacsr demo"  # marks a results.json as the demo's, which may be overwritten
 TOWERS = "demo-towers"
 WRONG_SHARE = 1 / 3
 HEAD = HeadConfig(kind="mlp", dim=64, hidden=256, dropout=0.0)
@@ -77,8 +73,6 @@ _LIST, _SHOWN, _CARDS, _SIDE, _ALBUM_SIDE = 20, 5, 6, 160, 224
 
 
 class DemoConfig(Config):
-    """The size of the demo."""
-
     images: int = 1000
     held_out: int = 300
     epochs: int = 20
@@ -118,8 +112,6 @@ class Audited(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """One method."""
-
     answers: Answers
     audited: Audited
     metrics: dict[str, float]
@@ -170,7 +162,6 @@ def claim_folder(out: Path) -> None:
 
 
 def load_towers() -> MatchingModel:
-    """The towers of the package."""
     with as_file(files("vacsr").joinpath(TOWERS)) as folder:
         return MatchingModel.from_pretrained(folder)
 

@@ -1,7 +1,5 @@
 """The paper's probability, one function per equation: relaxed one-hot, mixture draw, KL bound, STE sigmoid."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

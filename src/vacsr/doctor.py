@@ -3,8 +3,6 @@
 A check turns facts into a finding and looks at nothing itself, so it can be tested with the facts of any machine.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import platform
@@ -41,19 +39,15 @@ EXTRAS = {
 
 
 class Finding(NamedTuple):
-    """The result of one check."""
-
     status: Literal["ok", "warn", "fail"]
     subject: str
     message: str
 
     def line(self) -> str:
-        """One line of the report."""
         return f"{self.status:<5} {self.subject:<21} {self.message}"
 
 
 def run_checks() -> list[Finding]:
-    """Every check on this machine."""
     findings = [Finding("ok", "python", platform.python_version())]
     try:
         import torch

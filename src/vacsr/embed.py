@@ -3,8 +3,6 @@
 The work is stored in parts until the result is written, so the same command continues where it stopped.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

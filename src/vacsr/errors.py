@@ -4,8 +4,6 @@ Each message says what is wrong, what was expected, and what to do next. The com
 exit code: 2 for usage, 3 for the environment, 4 for data.
 """
 
-from __future__ import annotations
-
 
 class VacsrError(Exception):
     """Base of every error that vacsr raises on purpose."""

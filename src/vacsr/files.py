@@ -4,8 +4,6 @@ An atomic write goes to a temporary name, is flushed and then renamed, so a read
 refused before it happens if the file is not a regular one, or larger than a stated limit.
 """
 
-from __future__ import annotations
-
 import csv
 import errno
 import json
@@ -29,10 +27,8 @@ from vacsr.errors import DataError, DiskFull, EnvironmentProblem, FolderInUse, U
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _FULL_WORDS = ("No space left", "StorageFull", "os error 28", "os error 27", "os error 122")  # in safetensors' messages
-TABLE_BYTES = 1 << 30
-"""The largest CSV, JSONL or text file that is read."""
-JSON_BYTES = 1 << 28
-"""The largest JSON file, which is parsed as a whole."""
+TABLE_BYTES = 1 << 30  # the largest CSV, JSONL or text file that is read
+JSON_BYTES = 1 << 28  # the largest JSON file, which is parsed as a whole
 _NPY_HEADER = 10_000  # bytes, NumPy's own limit, which it applies after reading the header
 _NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
 
@@ -132,7 +128,6 @@ def lock_file(
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and its parents."""
     try:
         with disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -141,7 +136,6 @@ def make_folder(folder: Path) -> None:
 
 
 def write_text(target: Path, text: str) -> None:
-    """Write a text file atomically."""
     try:
         with atomic_paths(target) as (temporary,):
             temporary.write_text(text, encoding="utf-8")
@@ -207,7 +201,6 @@ def csv_cell(text: str) -> str:
 
 
 def read_text(path: Path, *, limit: int = TABLE_BYTES, action: str = "save it as UTF-8 text") -> str:
-    """A whole text file."""
     with reading(path, limit=limit, action=action):
         return path.read_text(encoding="utf-8-sig")
 

@@ -1,7 +1,5 @@
 """Models on the Hugging Face Hub: which ids name one, downloads of one commit, and uploads of a folder."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Iterator

@@ -4,8 +4,6 @@
 by the scores of pairs. mteb calls both; it documents what it calls in ``mteb.models.models_protocols``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,8 +22,6 @@ _CHUNK = 256  # items that are embedded at a time: some loaders of mteb give one
 
 
 class _Side(NamedTuple):
-    """The items of one loader."""
-
     kind: str  # image or text
     vectors: Embedding  # of the distinct items [U, d]
     rows: Tensor  # [N], the distinct item of each input

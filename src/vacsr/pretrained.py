@@ -19,8 +19,7 @@ from vacsr.files import atomic_paths, json_text, read_json, read_tensors, read_t
 from vacsr.hub import download, hub_id, published_config
 
 SCHEMA = 1
-ASSETS = "backbone"
-"""Subfolder with tower configurations and tokenizer."""
+ASSETS = "backbone"  # subfolder with tower configurations and tokenizer
 
 
 def model_folder(folder: Path) -> Path:

@@ -1,7 +1,5 @@
 """Progress on stderr: bars with the time left on a terminal, otherwise only the lines that stay."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Self
@@ -29,7 +27,6 @@ class Bars:
         self.bar.stop()
 
     def say(self, line: str) -> None:
-        """Print a line that stays."""
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def steps(self, label: str, *, total: int) -> Callable[[str], None]:

@@ -35,5 +35,4 @@ class Provenance:
                 raise ProvenanceMismatch(f"{message} — embed the data as the model's were, or train a model on these")
 
 
-UNKNOWN = Provenance()
-"""Nothing is known: fits everything."""
+UNKNOWN = Provenance()  # nothing is known: fits everything

@@ -5,8 +5,6 @@ and last ``NAME_stats.json`` with their sizes, counts, and a fingerprint of mode
 fit is skipped, any other is done again. So the output has every part once, whichever process was killed and when.
 """
 
-from __future__ import annotations
-
 import glob
 import json
 import logging
@@ -44,8 +42,7 @@ from vacsr.search.audit_page import DUPLICATES, MISSING, PAGE, ROWS, WRONG, writ
 from vacsr.search.filter import choose_captions, write_pairs
 from vacsr.search.index import model_digest
 
-TRIES = 5
-"""A part that ends its worker so often counts as broken."""
+TRIES = 5  # a part that ends its worker so often counts as broken
 _OBJECT_STORE = 1 << 27  # bytes: only names and counts travel
 
 

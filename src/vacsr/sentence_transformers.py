@@ -5,8 +5,6 @@ A folder of :meth:`vacsr.MatchingModel.save_pretrained` is one for that library:
 folder name any class. ``SentenceTransformer(modules=[Matcher(model)])`` needs no trust.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from itertools import chain

@@ -1,7 +1,5 @@
 """Augmentation: crops, dropped tokens and words, mixup and cutmix; every draw by position and step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

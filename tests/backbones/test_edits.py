@@ -1,7 +1,5 @@
 """Edits of towers: at the right joints, causal where the tower is, and gone afterwards."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Cached features as tokens of length one, and a backbone of somebody else."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Projection heads and pooling: written out as loops; masks are drawn by position, padding never matters."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

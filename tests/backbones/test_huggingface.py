@@ -1,7 +1,5 @@
 """CLIP, SigLIP and any two towers: what transformers' own models give, and errors that say what to do."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Photos as squares: PIL's own pixels, the processors' settings; streamed in order and never too far ahead."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Small recipes on cached features and on photos, and a run of each."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

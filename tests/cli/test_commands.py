@@ -1,7 +1,5 @@
 """The command line: exit codes, one message on stderr, data alone on stdout, nothing half-written."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -3,8 +3,6 @@
 `contract.json` holds the names; after a deliberate change write it again: `CONTRACT=write pytest -n 0` on this file.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """The command line on photos: hard inputs each have one clear outcome, and nothing is left half-written."""
 
-from __future__ import annotations
-
 import io
 import json
 import struct

@@ -1,7 +1,5 @@
 """Data that cannot be printed: one line on stderr and exit code 3, however Python holds its output back."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

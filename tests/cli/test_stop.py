@@ -1,7 +1,5 @@
 """Ctrl-C before a command has begun its work, and --resume where nothing was saved."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

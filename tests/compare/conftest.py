@@ -1,7 +1,5 @@
 """Small trained runs, made once: cached features with a σ and without, and drawn scenes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rows that can never finish are refused before any cell runs, and no shipped table has one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

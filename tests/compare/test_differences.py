@@ -1,7 +1,5 @@
 """Rows are tested against the right row, over the right queries, seeds averaged first."""
 
-from __future__ import annotations
-
 import json
 import statistics
 import warnings

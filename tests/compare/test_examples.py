@@ -1,7 +1,5 @@
 """Example queries against plain sorting of the whole score matrix, what is said of each pair, and grade intervals."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path

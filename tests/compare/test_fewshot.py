@@ -1,7 +1,5 @@
 """Few-shot tables: the start is trained once, cells are kept, data sets are averaged by both rules, rows are tested."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import statistics

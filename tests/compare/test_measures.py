@@ -1,7 +1,5 @@
 """What a table measures besides training: loss tolerance of trained cells, and the cost of a step."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

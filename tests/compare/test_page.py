@@ -1,7 +1,5 @@
 """What a comparison passes to its page: tables with tested differences, sweeps, rows to draw, how much was run."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from statistics import stdev
 from typing import Any

@@ -1,7 +1,5 @@
 """Tables: finished cells are kept, runs of another recipe are in the way, and the figures are those of the reports."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

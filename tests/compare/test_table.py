@@ -1,7 +1,5 @@
 """Table files that build on others, and the tables that are shipped."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

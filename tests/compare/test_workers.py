@@ -1,7 +1,5 @@
 """Workers: they end with their parent, the longest cells go first, and one that dies takes only its cell with it."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Recipes as files: presets and layers of methods, overrides, YAML, bases; refusals that name the field."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Small pairs and photos that every test of this room may break in its own way."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from pathlib import Path

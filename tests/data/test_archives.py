@@ -1,7 +1,5 @@
 """Photos in files, zips and tar shards: the same in threads and processes, damaged ones named."""
 
-from __future__ import annotations
-
 import multiprocessing
 import pickle
 import tarfile

@@ -1,7 +1,5 @@
 """``parquet:`` and ``hf:`` on small files that pyarrow and the real library datasets wrote."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import sys

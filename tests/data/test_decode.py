@@ -1,7 +1,5 @@
 """From encoded photos to upright RGB pixels."""
 
-from __future__ import annotations
-
 import io
 import struct
 import warnings

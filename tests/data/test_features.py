@@ -1,7 +1,5 @@
 """Cached embeddings as pairs."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import warnings

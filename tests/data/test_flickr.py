@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import zipfile
 from collections.abc import Callable
@@ -88,11 +86,11 @@ def test_the_authors_own_files(tmp_path: Path, images: Path, photos_of: Load, re
     assert photos_of(spec, split="train").image_ids == ("4_d.jpg",)
     train.write_text("9_z.jpg\n")
     refused(spec, "1 photos", "'9_z.jpg'")
-    (tmp_path / "Flickr8k.token.txt").write_text("1_a.jpg#1\tsecond\n1_a.jpg#0\tfirst # 1\n")
+    (tmp_path / "Flickr8k.token.txt").write_text("1_a.jpg#999999999\tsecond\n1_a.jpg#0\tfirst # 1\n")
     for path in tmp_path.glob("Flickr_8k.*"):
         path.unlink()
     pairs = photos_of(spec)
-    assert (pairs.captions, pairs.caption_ids) == (("first # 1", "second"), ("1_a.jpg#0", "1_a.jpg#1"))
+    assert (pairs.captions, pairs.caption_ids) == (("first # 1", "second"), ("1_a.jpg#0", "1_a.jpg#999999999"))
     (tmp_path / "Flickr8k.token.txt").unlink()
     with_token_file(tmp_path / "Flickr8k_text", lists=False)
     assert photos_of(spec).image_ids == tuple(SPLITS)
@@ -115,6 +113,7 @@ def test_files_that_are_missing(tmp_path: Path, images: Path, photos_of: Load, r
     ("name", "text", "words"),
     [
         ("Flickr8k.token.txt", "1_a.jpg#0 no tab\n", ("line 1", "1_a.jpg#0 no tab")),
+        ("Flickr8k.token.txt", "1_a.jpg#1000000000\tx\n", ("line 1", "1_a.jpg#1000000000")),
         ("dataset_flickr8k.json", "[]", ("with lists images",)),
         ("dataset_flickr8k.json", '{"images": [{"filename": "a"}]}', ("not one of Karpathy's", "split")),
         ("dataset_flickr8k.json", '{"images": [{"filename": "a", "split": "eval"}]}', ("'eval'",)),

@@ -1,7 +1,5 @@
 """SPEC strings, and the registry of formats behind them."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

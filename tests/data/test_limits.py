@@ -3,8 +3,6 @@
 Every read is bounded by a stated limit, so each test counts what is read or asserts the error; none measures time.
 """
 
-from __future__ import annotations
-
 import os
 import struct
 import tarfile

@@ -1,7 +1,5 @@
 """Label noise: drawn by seed, saved and hashed, and read from files that others published."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import struct

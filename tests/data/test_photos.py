@@ -1,7 +1,5 @@
 """Photos in memory, in lists and in sets: opened, checked, left out."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Captions files, tables of photos, folders with and without texts: what is read, what is refused, what is left out."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

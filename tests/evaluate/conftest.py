@@ -1,7 +1,5 @@
 """Retrieval metrics of one query as their definitions read: the reference of several modules."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import pytest

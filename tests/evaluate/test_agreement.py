@@ -1,7 +1,5 @@
 """Agreement with human grades, against scipy and plain loops."""
 
-from __future__ import annotations
-
 import hashlib
 import warnings
 from pathlib import Path

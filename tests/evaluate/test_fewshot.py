@@ -1,7 +1,5 @@
 """Few-shot metrics against torchmetrics, plain loops and the paper's own table."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -103,6 +103,7 @@ def test_graded_agreement(rated: dict[str, Any], variant: Literal["b", "c"]) -> 
     assert beside["ours"] == pytest.approx(100 * stats.kendalltau(x, z, variant=variant).statistic)
     difference = np.subtract(resampled(x, z, image, times, variant), resampled(y, z, image, times, variant))
     assert (beside["low"], beside["high"]) == pytest.approx(np.quantile(difference, [0.025, 0.975]))
+    assert beside["difference"] == pytest.approx(beside["ours"] - beside["tau_published"])
     assert beside["pairs"] == len(set(number[common]))
 
 

@@ -1,7 +1,5 @@
 """Histograms and moments against numpy on the whole matrix."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Metrics against their definitions and torchmetrics."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """COCO's protocols against the package that the field uses, run on the same scores."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Ranks by counting against plain sorting."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

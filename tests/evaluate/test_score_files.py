@@ -1,7 +1,5 @@
 """Anybody's scores from files: good ones give the metrics of the matrix, bad ones name what is wrong."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -148,6 +146,8 @@ BROKEN: dict[str, tuple[Callable[[Files], None], tuple[str, ...]]] = {
     "image repeated": (ids("images", lambda names: [*names, "102"]), ("image id '102'",)),
     "caption repeated": (ids("captions", lambda names: [*names[:-1], "c3"]), ("caption id 'c3'",)),
     "no captions": (lambda files: files.ids.pop("captions"), ("lists images and captions",)),
+    "empty": (ids("images", lambda names: []), ("images is not a list of ids",)),
+    "an id for a list": (ids("caption_image", lambda names: names[0]), ("caption_image is not a list of ids",)),
     "no labels": (lambda files: files.ids.pop("caption_image"), ("add caption_image",)),
     "rows for ids": (ids("caption_image", lambda names: [name - 100 for name in names]), ("not row numbers",)),
     "short labels": (ids("caption_image", lambda names: names[:-1]), ("23 entries for 24 captions",)),

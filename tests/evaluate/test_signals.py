@@ -1,7 +1,5 @@
 """Uncertainties of pairs and of answers, against plain loops."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from typing import Any

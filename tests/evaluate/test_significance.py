@@ -1,7 +1,5 @@
 """Outcomes of queries against plain loops and through a file; the bootstrap against a plain one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

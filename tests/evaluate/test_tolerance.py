@@ -1,7 +1,5 @@
 """Loss tolerance against autograd and the printed formulas."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional

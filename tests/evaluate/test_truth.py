@@ -1,7 +1,5 @@
 """Agreement with the exact truth of generated data, against scipy and plain loops."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

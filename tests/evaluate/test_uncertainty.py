@@ -1,7 +1,5 @@
 """Uncertainty metrics against scipy and brute force."""
 
-from __future__ import annotations
-
 from itertools import permutations
 
 import numpy as np

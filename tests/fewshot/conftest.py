@@ -1,7 +1,5 @@
 """A small world, a method that needs no towers, and a trained start for methods that do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path

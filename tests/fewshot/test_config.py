@@ -1,7 +1,5 @@
 """Few-shot recipes: fields, the papers' plans, and how layers of YAML become one recipe."""
 
-from __future__ import annotations
-
 from itertools import product
 from pathlib import Path
 from typing import Any

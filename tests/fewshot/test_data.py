@@ -3,8 +3,6 @@
 Crops by the usual rule; batches that depend on seed, pass and shot only.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import math

@@ -1,7 +1,5 @@
 """A trained run as a person uses it: photos in, names out, wherever its CLIP lies."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

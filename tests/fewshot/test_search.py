@@ -1,7 +1,5 @@
 """The search of Appendix C.2: validation shots decide, and nobody looks at the test."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

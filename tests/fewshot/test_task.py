@@ -1,7 +1,5 @@
 """The task: what a step sees, what a checkpoint holds, that a stopped run ends as an unbroken one, the scheduler."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from pathlib import Path

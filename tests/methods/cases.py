@@ -1,7 +1,5 @@
 """Small batches of unit vectors and Gaussians, and losses compared with their gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Members of an ensemble, against the same members one by one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a comparison's page draws from reports, against plain arithmetic, and what it does without data."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -69,6 +67,7 @@ def test_sigma_plots_are_means_over_seeds() -> None:
     assert "vacsr, r = -0.50: from 90.0 to 15.0." in accuracy  # 10% and 20%
     assert "vacsr, area 12.0: from 10.0 to 20.0." in risk
     assert "vacsr, binned: from -0.83 to -0.83; vacsr, raw: from -0.31 to -0.31." in ranks
+    assert ("stroke-dasharray" in ranks, "stroke-dasharray" in accuracy) == (True, False)  # raw is dashed
     assert not any(plot.missing for plot in group.plots)  # infonce has no σ at all
 
 

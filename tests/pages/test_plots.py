@@ -1,7 +1,5 @@
 """Plots: every number is drawn and spoken, hostile names stay text, and the same data give the same bytes."""
 
-from __future__ import annotations
-
 import re
 from importlib.resources import files
 from xml.etree import ElementTree

@@ -1,7 +1,5 @@
 """Whole pages: what they show and leave out, that hostile text stays text, and that they need no network."""
 
-from __future__ import annotations
-
 import base64
 import io
 import re

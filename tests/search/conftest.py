@@ -1,8 +1,7 @@
 """A small world of features, an untrained model for it and its calibration; trained models; places for indexes."""
 
-from __future__ import annotations
-
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -37,6 +36,22 @@ def scorer(pairs: PairSet) -> PairScorer:
 def calibration(scorer: PairScorer, pairs: PairSet) -> Calibration:
     """With 20 candidates."""
     return calibrate(scorer, pairs, CalibrateSettings(candidates=20))
+
+
+@pytest.fixture(scope="package")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder that scores by cosine, trained on ``synthetic:images=200,held_out=60``."""
+    folder = tmp_path_factory.mktemp("trained")
+    plan, small = TrainConfig(epochs=15, batch_size=32, device="cpu"), BackboneConfig(head=HeadConfig(dim=32))
+    data = load_pairs("synthetic:images=200,held_out=60", split="train")
+    fit("infonce", data, plan, backbone=small).model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def model(trained: Path, tmp_path: Path) -> Path:
+    """A copy of it, which does not say what it was trained on."""
+    return Path(shutil.copytree(trained, tmp_path / "model"))
 
 
 @pytest.fixture(scope="package")

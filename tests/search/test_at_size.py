@@ -1,7 +1,5 @@
 """A million vectors; `make test-all` runs it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

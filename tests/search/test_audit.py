@@ -1,7 +1,5 @@
 """The audit: agreement against slow loops, noise that is found, and lists that hold what they say."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

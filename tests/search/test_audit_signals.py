@@ -1,7 +1,5 @@
 """What benchmarks/audit.py measures with, against slow loops."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import assume, given, settings

@@ -1,7 +1,5 @@
 """The calibration of a small generated world: the fit, what it stores, and its check."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

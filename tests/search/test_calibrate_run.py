@@ -1,7 +1,5 @@
 """`vacsr calibrate`: what it prints and stores, and data that it refuses since the model has seen them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
@@ -11,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from vacsr import BackboneConfig, HeadConfig, TrainConfig, fit
 from vacsr.data import load_pairs
 from vacsr.errors import DataError
 from vacsr.scoring import PairScorer
@@ -24,20 +21,6 @@ AGAIN = "synthetic:held_out=60,images=200"
 """The same data."""
 CPU = ("--device", "cpu")
 SMALL = ("--candidates", 30, *CPU)
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("features")
-    plan, small = TrainConfig(epochs=15, batch_size=32, device="cpu"), BackboneConfig(head=HeadConfig(dim=32))
-    fit("infonce", load_pairs(FEATURES, split="train"), plan, backbone=small).model.save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture
-def model(trained: Path, tmp_path: Path) -> Path:
-    """A model folder, which does not say what it was trained on."""
-    return Path(shutil.copytree(trained, tmp_path / "model"))
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """What is peculiar to FAISS; test_index.py has what all backends share."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from contextlib import closing

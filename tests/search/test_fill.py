@@ -1,7 +1,5 @@
 """`vacsr index`: images and captions go in once, changes are seen, stops cost a batch, other models are refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import zipfile

@@ -1,7 +1,5 @@
 """`vacsr filter`: which captions stay, and that the cleaned data can be read again."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Labelled queries in galleries of many sizes, beside plain loops over all scores."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

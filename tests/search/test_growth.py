@@ -1,35 +1,16 @@
 """An index outgrows its calibration: `vacsr index add` fits it again, or says what to type."""
 
-from __future__ import annotations
-
 import json
 import shlex
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from vacsr import BackboneConfig, HeadConfig, TrainConfig, fit
-from vacsr.data import load_pairs
-
 Command = Callable[..., Any]
 DATA = "synthetic:images=200,held_out=60"
 CPU = ("--device", "cpu")
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("trained")
-    plan, small = TrainConfig(epochs=15, batch_size=32, device="cpu"), BackboneConfig(head=HeadConfig(dim=32))
-    fit("infonce", load_pairs(DATA, split="train"), plan, backbone=small).model.save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture
-def model(trained: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(trained, tmp_path / "model"))
 
 
 @pytest.fixture

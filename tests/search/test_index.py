@@ -1,7 +1,5 @@
 """What every backend must do: the same calls, contents, order and refusals, whatever stores the vectors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import closing
 from copy import deepcopy

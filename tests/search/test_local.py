@@ -1,7 +1,5 @@
 """The local index against a dict and a full sort; damaged files, readers beside writers, and what stays on disk."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sqlite3

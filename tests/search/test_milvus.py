@@ -1,7 +1,5 @@
 """What is peculiar to Milvus; test_index.py has what all backends share."""
 
-from __future__ import annotations
-
 import sys
 from contextlib import closing
 from pathlib import Path

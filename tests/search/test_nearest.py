@@ -1,7 +1,5 @@
 """Nearest rows by rounded products are exact all the same: against integer sums, which are not rounded."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 import hypothesis.strategies as st

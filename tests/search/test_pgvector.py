@@ -1,7 +1,5 @@
 """What is peculiar to PostgreSQL; test_index.py has what all backends share."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Policies on lists made by hand."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Grades of hits: odds against rivals, a fit where the truth is a softmax, and the error of a calibration."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

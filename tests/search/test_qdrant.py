@@ -1,7 +1,5 @@
 """What is peculiar to Qdrant; test_index.py has what all backends share."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from contextlib import closing
@@ -84,8 +82,10 @@ def test_facts_of_something_else_are_refused(spec: str, facts: dict[str, Any]) -
     with closing(QdrantClient(path=spec.removeprefix("qdrant:"))) as client:
         params = VectorParams(size=2, distance=Distance.DOT)
         client.create_collection("vacsr", vectors_config=params, metadata={"vacsr": facts})
-    with pytest.raises(DataError, match="does not hold an index"):
+    with pytest.raises(DataError, match="does not hold an index") as caught:
         open_index(spec)
+    QdrantClient(path=spec.removeprefix("qdrant:")).close()  # the folder is free again
+    assert caught.value.__traceback__ is not None, "and nobody else let go of it"
 
 
 def test_points_of_others_are_refused(spec: str) -> None:

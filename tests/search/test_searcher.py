@@ -1,7 +1,5 @@
 """The searcher against plain loops, what it guarantees at which size, and `vacsr search`."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

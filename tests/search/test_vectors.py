@@ -1,7 +1,5 @@
 """Encoders that are known by their vectors alone, ``features:FILE``: every command works as with the model itself."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from contextlib import closing
@@ -11,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from vacsr import BackboneConfig, HeadConfig, TrainConfig, fit
 from vacsr.data import load_pairs
 from vacsr.data.features import write_features
 from vacsr.errors import ProvenanceMismatch, UsageError
@@ -25,18 +22,9 @@ CPU = ("--device", "cpu")
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Scores by cosine, as encoders do."""
-    folder = tmp_path_factory.mktemp("model")
-    plan, small = TrainConfig(epochs=15, batch_size=32, device="cpu"), BackboneConfig(head=HeadConfig(dim=32))
-    fit("infonce", load_pairs(DATA, split="train"), plan, backbone=small).model.save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def vectors(model: Path) -> str:
+def vectors(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The vectors that the model makes of the held-out images and captions, with other lengths."""
-    return write(model / "vectors.safetensors", model, backbone="someone's encoder")
+    return write(tmp_path_factory.mktemp("v") / "vectors.safetensors", trained, backbone="someone's encoder")
 
 
 def write(path: Path, model: Path, **provenance: str) -> str:

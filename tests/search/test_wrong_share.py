@@ -1,7 +1,5 @@
 """How many labels are wrong: known mixtures, and intervals that hold."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """A small trained model, an index of drawn pictures, and the service over both."""
 
-from __future__ import annotations
-
 import io
 import socket
 import threading

@@ -1,7 +1,5 @@
 """What the service answers is what the searcher and the scorer say, and nothing of the machine."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json
@@ -23,7 +21,7 @@ from vacsr.scoring import PairScorer
 from vacsr.search import open_index
 from vacsr.search.searcher import Searcher
 from vacsr.serve import create_app
-from vacsr.serve.schemas import Info, ScoreAnswer, SearchAnswer
+from vacsr.serve.schemas import Info, ScoreAnswer, SearchAnswer, ServiceSettings
 
 Opened = Callable[..., TestClient]
 Picture = Callable[..., bytes]
@@ -137,6 +135,14 @@ def test_score_is_the_scorers(client: TestClient, world: Any, picture: Picture) 
             one = world.searcher.scorer.score_pairs([image], [text])
             for name in ("score", "grade", "uncertainty"):
                 assert answer.json()[name][row][col] == pytest.approx(float(getattr(one, name)[0]), abs=1e-4)
+
+
+def test_the_least_limits() -> None:
+    counts = ("max_pixels", "max_text", "max_k", "max_pairs", "max_images", "concurrency", "connections", "batch")
+    assert ServiceSettings(**dict.fromkeys(counts, 1)).max_pixels == 1
+    for name in counts:
+        with pytest.raises(ValueError, match=name):
+            ServiceSettings(**{name: 0})
 
 
 def test_score_limits(opened: Opened, world: Any) -> None:

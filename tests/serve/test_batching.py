@@ -1,7 +1,5 @@
 """Queries that come together go through the model together, and each gets its own answer."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Sequence

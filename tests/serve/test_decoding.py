@@ -1,7 +1,5 @@
 """Uploads are decoded within limits, in processes that are killed when they hang."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import os

@@ -1,7 +1,5 @@
 """An index that changes while it is served: rebuilt by the same model it is opened, by another it is refused."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import time

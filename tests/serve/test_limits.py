@@ -1,7 +1,5 @@
 """Over a real port: slow, idle and rude clients, paths as they are written, and the end."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

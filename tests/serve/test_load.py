@@ -1,7 +1,5 @@
 """64 clients for a minute; `make test-all` runs it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """schemathesis reads the description and sends what it allows and what it does not."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

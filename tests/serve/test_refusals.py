@@ -1,7 +1,5 @@
 """Whatever is sent, the answer is clean: a status in the 400s, JSON in one form, nothing of our insides."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

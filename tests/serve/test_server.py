@@ -1,7 +1,5 @@
 """`vacsr serve`: clear refusals, and a whole run as a process that a signal ends."""
 
-from __future__ import annotations
-
 import builtins
 import http.client
 import os

@@ -4,8 +4,6 @@ JOB: ``argv`` for the command line, or ``task`` for one of the functions below; 
 stderr go), ``kill`` (name and number of a moment), ``limit`` (largest file in bytes).
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import resource

@@ -1,7 +1,5 @@
 """Averaged weights, the teacher they make, and the trust in captions."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

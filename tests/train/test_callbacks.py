@@ -1,7 +1,5 @@
 """Trackers, Ctrl-C, and which towers are frozen when."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import signal

@@ -1,7 +1,5 @@
 """The state file: whole or not there, and nothing of the run is missing from it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

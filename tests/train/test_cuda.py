@@ -1,7 +1,5 @@
 """On a CUDA GPU: the captured step equals the eager one, and scores agree with the processor's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The batches of a step: the same photos whether they are kept or read batch by batch, on one rank or several."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Sums are taken in another order, so numbers agree to float32 rounding only. The 
 with a wrong sign would move a weight by 1e-3, a hundred times the tolerance.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

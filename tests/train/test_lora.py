@@ -1,7 +1,5 @@
 """LoRA on a small CLIP: what is trained, what a checkpoint and a saved model hold, and that resuming is exact."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

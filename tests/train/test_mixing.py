@@ -1,7 +1,5 @@
 """Mixed images and labels, and losses that stay one graph for the compiler."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Towers in training: which move and when, at which rate; photos in memory or streamed are the same run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

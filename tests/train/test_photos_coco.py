@@ -4,8 +4,6 @@ The recipe's own paths are relative, so a folder that holds ``data/coco`` and ``
 override at all; the test changes two fields that cost time: the epochs, and d.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

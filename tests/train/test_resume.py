@@ -5,8 +5,6 @@ the loss warms up in the epochs that unfreeze them. Augmentation is on. Photos t
 ("streamed") must end where those that were decoded once end.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,7 +1,5 @@
 """What the loop offers methods: a second network, a look at the whole set between epochs, a trial step."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A recipe from data to report."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

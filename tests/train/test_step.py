@@ -1,7 +1,5 @@
 """One step: clipping, accumulation, precision; what happens when a number breaks, or the compiler."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any

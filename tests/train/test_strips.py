@@ -1,7 +1,5 @@
 """Training in strips is training: steps, accumulated gradients, a broken compiler."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

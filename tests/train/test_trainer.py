@@ -1,7 +1,5 @@
 """The loop around the steps: order, choice of weights, evaluation, and what is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path

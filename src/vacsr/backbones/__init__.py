@@ -3,8 +3,6 @@
 A backbone is one file that defines a :class:`Scheme` and one line in :data:`SCHEMES`.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from vacsr.backbones import huggingface, tiny

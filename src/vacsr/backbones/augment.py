@@ -3,8 +3,6 @@
 Randomness is passed in: every draw is a function of seed, step (or epoch) and the item's position.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -113,7 +113,6 @@ class Backbone(nn.Module):
         return not self.cached
 
     def provenance(self) -> Provenance:
-        """Where the embeddings that it makes come from."""
         return UNKNOWN
 
     def save_assets(self, folder: Path) -> None:

@@ -4,8 +4,6 @@ An edit sees the tokens at the tower's joints and returns others. The hooks that
 :func:`edited`; the tower itself does not change.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial

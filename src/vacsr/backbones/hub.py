@@ -60,8 +60,6 @@ def plain_config(config: Any) -> dict[str, Any]:
 
 
 class Loaded(NamedTuple):
-    """A model and what belongs to it."""
-
     model: Any
     sdpa: bool = True  # attends by torch's scaled_dot_product_attention
     projection: nn.Module | None = None  # maps its tokens into a shared space
@@ -166,7 +164,6 @@ def use_products(model: nn.Module) -> None:
 
 
 def load_tokenizer(source: str) -> Any:
-    """The checkpoint's tokenizer."""
     with _transformers(source) as library:
         return library.AutoTokenizer.from_pretrained(local_folder(source) or source, trust_remote_code=False)
 

@@ -4,8 +4,6 @@
 two checkpoints, and of a two-tower checkpoint the side that is asked for.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Literal

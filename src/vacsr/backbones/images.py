@@ -29,8 +29,7 @@ _ROOM = 2**26  # pixels between photo and square: a long strip would be enlarged
 _AHEAD = 2  # batches that are read while one is used
 
 T = TypeVar("T")
-Progress = Callable[[int, int], None]
-"""Called with how many of how many are done."""
+Progress = Callable[[int, int], None]  # called with how many of how many are done
 
 
 @dataclass(frozen=True)

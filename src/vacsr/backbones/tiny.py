@@ -4,8 +4,6 @@ A convolutional stem rather than patches: on little data it finds edges and colo
 ``tiny:width=96,depth=3``; :class:`TinyConfig` lists them.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Self
 
 import torch
@@ -30,20 +28,13 @@ _Count = Annotated[int, Field(ge=1)]
 class TinyConfig(Config):
     """Sizes of both towers."""
 
-    width: _Count = 64
-    """Of a token."""
-    depth: _Count = 2
-    """Blocks of the image tower."""
-    text_depth: _Count = 2
-    """Blocks of the text tower."""
-    heads: _Count = 4
-    """Of attention."""
-    size: _Count = 64
-    """Side of the photos, a multiple of 16: every 16×16 pixels become one token."""
-    context: Annotated[int, Field(ge=3)] = 32
-    """Longest caption in words, start and end included."""
-    words: Annotated[int, Field(ge=5)] = 4096
-    """Largest vocabulary; the rarest words beyond it are unknown."""
+    width: _Count = 64  # of a token
+    depth: _Count = 2  # blocks of the image tower
+    text_depth: _Count = 2  # blocks of the text tower
+    heads: _Count = 4  # of attention
+    size: _Count = 64  # side of the photos, a multiple of 16: every 16×16 pixels become one token
+    context: Annotated[int, Field(ge=3)] = 32  # longest caption in words, start and end included
+    words: Annotated[int, Field(ge=5)] = 4096  # largest vocabulary; the rarest words beyond it are unknown
 
     @model_validator(mode="after")
     def _multiples(self) -> Self:

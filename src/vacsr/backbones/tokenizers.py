@@ -1,7 +1,5 @@
 """Captions to rows of token ids: a checkpoint's own tokenizer, words counted from the captions, or bytes."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from abc import ABC, abstractmethod
@@ -62,13 +60,7 @@ class ByteTokenizer(Tokenizer):
 
 
 class WordTokenizer(Tokenizer):
-    """Lower-case words without punctuation; the vocabulary is counted from the captions it is fitted on.
-
-    >>> words = WordTokenizer(context=8)
-    >>> words.fit(["A red dog.", "a dog"], limit=100)
-    >>> words.words, words.encode(["the red dog!"])
-    (('a', 'dog', 'red'), [[0, 2, 6, 5, 1]])
-    """
+    """Lower-case words without punctuation; the vocabulary is counted from the captions it is fitted on."""
 
     START, END, UNKNOWN, MASK = range(4)
 

@@ -29,8 +29,7 @@ from vacsr.files import write_json
 from vacsr.noise import RowNoise
 from vacsr.provenance import Provenance
 
-ASSETS = "backbone.json"
-"""The file of :meth:`TowerBackbone.save_assets` that describes the rest."""
+ASSETS = "backbone.json"  # the file of :meth:`TowerBackbone.save_assets` that describes the rest
 
 
 class Tower(nn.Module):
@@ -74,7 +73,6 @@ class Tower(nn.Module):
         raise NotImplementedError
 
     def unused(self) -> list[nn.Parameter]:
-        """Parameters that no token passes."""
         return []
 
     def joints(self) -> tuple[nn.Embedding | None, nn.Module | None]:

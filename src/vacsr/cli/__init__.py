@@ -1,7 +1,5 @@
 """The command line: parses, calls the library, prints. stdout is data, stderr is progress and messages."""
 
-from __future__ import annotations
-
 import errno
 import io
 import signal

@@ -1,7 +1,5 @@
 """`vacsr doctor` and `vacsr bench`: what this machine has, and how fast it is."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Annotated, Literal

@@ -1,7 +1,5 @@
 """`vacsr compare`, and `vacsr demo`, which is a comparison with a page."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

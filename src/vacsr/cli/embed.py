@@ -1,7 +1,5 @@
 """`vacsr embed`."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal

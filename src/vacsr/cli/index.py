@@ -1,7 +1,5 @@
 """`vacsr index add|rm|info`."""
 
-from __future__ import annotations
-
 import time
 from contextlib import closing
 from typing import Annotated, Any, Literal
@@ -47,9 +45,8 @@ def add(
     from vacsr.data import PhotoSet, images_spec, load_images, load_pairs
     from vacsr.data.photos import without_unreadable
     from vacsr.progress import PhotoProgress
-    from vacsr.search.calibrate_run import follow_growth
     from vacsr.search.fill import absolute_spec, fill_index
-    from vacsr.search.index import embedding_provenance, find_backend, open_index
+    from vacsr.search.index import calibration_paths, embedding_provenance, find_backend, open_index
 
     find_backend(name)  # before the model is loaded
     if yes and not prune:
@@ -74,7 +71,11 @@ def add(
                 committed=lambda done: bar(done.added + done.replaced + done.skipped, done.of),
             )  # fmt: skip
         total, seconds = len(opened), time.perf_counter() - started
-        grown = follow_growth(run, scorer, opened)
+        grown = ""
+        if any(path.is_file() for path in calibration_paths(run, opened)):
+            from vacsr.search.calibrate_run import follow_growth
+
+            grown = follow_growth(run, scorer, opened)
     rate = (done.added + done.replaced) / max(seconds, 1e-9)
     counts = f"added {done.added:,}, replaced {done.replaced:,}, unchanged {done.skipped:,}"
     counts += f", removed {done.removed:,}" if prune else ""

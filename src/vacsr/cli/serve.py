@@ -1,7 +1,5 @@
 """`vacsr serve`."""
 
-from __future__ import annotations
-
 import os
 from contextlib import closing
 from functools import partial

@@ -1,16 +1,14 @@
 """`vacsr train` and `vacsr fewshot`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import NoReturn
 
 import typer
 
 from vacsr.cli.options import OutRun, Overrides, Recipe, Resume
-from vacsr.errors import EnvironmentProblem, UsageError
+from vacsr.errors import EnvironmentProblem
 
 _LESS_MEMORY = "try --set train.tile=auto, backbone.checkpointing=true or a smaller train.batch_size"
 _LESS_FEWSHOT_MEMORY = (
@@ -48,7 +46,6 @@ def fewshot(
     overrides: Overrides = None,
     out: OutRun = None,
     resume: Resume = False,
-    evaluate_only: Annotated[bool, typer.Option("--evaluate-only", help="Do not train; test again.")] = False,
 ) -> None:
     """Learn classes from a few photos each, then test.
 
@@ -57,17 +54,12 @@ def fewshot(
     Ctrl-C is safe: it saves the current step, and --resume continues from there.
     """
     from vacsr.evaluate.fewshot import fewshot_table
-    from vacsr.fewshot import evaluate_fewshot, read_fewshot, run_fewshot
+    from vacsr.fewshot import read_fewshot, run_fewshot
 
-    if resume and evaluate_only:
-        raise UsageError("--resume continues training, --evaluate-only never trains — leave one out")
     folder = out or Path("runs") / recipe.stem
     plan = read_fewshot(recipe, overrides or [])
     _note_resume(folder, resume=resume)
     with _memory_errors(_LESS_FEWSHOT_MEMORY):
-        if evaluate_only:
-            typer.echo(fewshot_table(evaluate_fewshot(plan, folder)))
-            return
         run = run_fewshot(plan, folder, resume=resume)
     if run.interrupted:
         _stopped("fewshot", folder, run.state.step)

@@ -1,7 +1,5 @@
 """The cells of a table: a recipe and a folder each. Whether they can run, running them, and reading their reports."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator, Sequence
@@ -33,8 +31,6 @@ from vacsr.train.run import check_recipe, report_sets, run_recipe
 
 
 class Cell(NamedTuple):
-    """One run of the table."""
-
     row: str
     setting: str
     seed: int
@@ -46,7 +42,6 @@ class Cell(NamedTuple):
 
     @property
     def name(self) -> str:
-        """For people."""
         return f"{self.setting} / {self.row} / seed {self.seed}"
 
     def reported(self) -> bool:
@@ -54,7 +49,6 @@ class Cell(NamedTuple):
         return (self.folder / "report.json").is_file() and self._difference(report=True) is None
 
     def finished(self) -> bool:
-        """The report and all that is measured besides."""
         return self.reported() and all((self.folder / f"{name}.json").is_file() for name in self.measures)
 
     def outdated(self) -> str | None:
@@ -175,7 +169,6 @@ def read_report(cell: Cell) -> dict[str, Any]:
 
 
 def read_history(cell: Cell) -> tuple[Any, ...]:
-    """The rows of metrics.jsonl; none where nothing was logged."""
     path = cell.folder / "metrics.jsonl"
     return tuple(_json(path, lines=True)) if path.is_file() else ()
 

@@ -6,8 +6,6 @@ computed over the same drawn photos, and from them each number as the table has 
 over data sets; seeds are averaged draw by draw.
 """
 
-from __future__ import annotations
-
 import hashlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,11 +37,9 @@ from vacsr.files import read_tensors
 from vacsr.pages.curves import follow
 from vacsr.scoring.topk import DIRECTIONS, Direction
 
-RunKey = tuple[str, str, int]
-"""Setting, row and seed of a run."""
+RunKey = tuple[str, str, int]  # setting, row and seed of a run
 _AGREE = 1e-6  # a number that its queries or photos do not give is left untested
-Lost = dict[str, list[tuple[Cell, str]]]
-"""By row: cells whose outcomes cannot be read, and why."""
+Lost = dict[str, list[tuple[Cell, str]]]  # by row: cells whose outcomes cannot be read, and why
 
 
 def tested_columns(result: ComparisonTable, setting: str) -> list[Column]:
@@ -81,12 +77,9 @@ def _warn_of_lost(lost: Lost, *, what: str) -> None:
 class _Side(NamedTuple):
     """A row's number, query by query."""
 
-    queries: str
-    """A checksum of their ids."""
-    parts: dict[Direction, Array]
-    """Per direction, what each query adds, NaN where it is not evaluated. [Q] each"""
-    caption_image: NDArray[np.int64]
-    """The image of each caption. [M]"""
+    queries: str  # a checksum of their ids
+    parts: dict[Direction, Array]  # per direction, what each query adds, NaN where it is not evaluated. [Q] each
+    caption_image: NDArray[np.int64]  # the image of each caption. [M]
 
 
 class _Test(NamedTuple):
@@ -175,19 +168,13 @@ def _bootstrap(tests: Sequence[_Test], setting: str, *, draws: int) -> Iterator[
 class _Answered(NamedTuple):
     """A run's answers to one test set."""
 
-    photos: str
-    """A checksum of their source and labels: runs of the same may be paired."""
-    right: Array
-    """100 where the answer is right, else 0. [N]"""
+    photos: str  # a checksum of their source and labels: runs of the same may be paired
+    right: Array  # 100 where the answer is right, else 0. [N]
 
 
 class _Drawn(NamedTuple):
-    """A run's metrics."""
-
-    photos: tuple[tuple[str, str], ...]
-    """Test sets and their checksums."""
-    metrics: Metrics
-    """[1 + D] in place of every number: over all photos, and over those of each draw."""
+    photos: tuple[tuple[str, str], ...]  # test sets and their checksums
+    metrics: Metrics  # [1 + D] in place of every number: over all photos, and over those of each draw
 
 
 def tested_photos(table: Table, result: ComparisonTable, done: Sequence[Cell]) -> tuple[Difference, ...]:
@@ -213,12 +200,10 @@ def tested_photos(table: Table, result: ComparisonTable, done: Sequence[Cell]) -
 
 
 def _is_accuracy(key: str) -> bool:
-    """Whether a number is an accuracy or made of these."""
     return key.endswith(".accuracy") or key in ("hm", "mean_hm", "mean_target")
 
 
 def _answers(cell: Cell) -> dict[str, _Answered]:
-    """By test set."""
     assert isinstance(cell.recipe, FewshotRecipe), "other cells have no such answers"
     tensors, _ = read_tensors(cell.folder / ANSWERS)
     answers = {}

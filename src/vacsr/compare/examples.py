@@ -1,7 +1,5 @@
 """Example queries for a page: trained runs answer queries that labels and judgments choose, never scores."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -26,10 +24,8 @@ from vacsr.scoring.topk import Direction
 
 Pairs = PairSet | PhotoSet
 INTERVALS = 8
-SAMPLE = 40_000
-"""Unlabelled pairs among which intervals choose, as many as in the paper; all labelled pairs are added."""
-SIDE = 176
-"""Of a picture in the file, in pixels."""
+SAMPLE = 40_000  # unlabelled pairs among which intervals choose, as many as in the paper; all labelled pairs are added
+SIDE = 176  # of a picture in the file, in pixels
 _ANSWERS = 5
 _EXACT = (0, 1, 2, 4, 7, 12)  # unlabelled matches of the captions asked, where the truth is known
 _PARTLY = {"expert": 2.0, "crowd": 0.25}  # grades from which a judged pair is partly right
@@ -39,10 +35,8 @@ class Verdicts(NamedTuple):
     """What is known of each pair."""
 
     known: Known
-    judge: Callable[[int, int], tuple[str, str]]
-    """Frame and badge of image row and caption column."""
-    unlabelled: Tensor
-    """Known matches without a label, by image and caption. [P, 2] int64"""
+    judge: Callable[[int, int], tuple[str, str]]  # frame and badge of image row and caption column
+    unlabelled: Tensor  # known matches without a label, by image and caption. [P, 2] int64
 
 
 @dataclass(frozen=True)

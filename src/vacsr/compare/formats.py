@@ -1,7 +1,5 @@
 """A comparison table as Markdown, CSV, LaTeX and HTML, all of :func:`setting_table`."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math
@@ -187,7 +185,6 @@ def differences_to_markdown(table: ComparisonTable, against: str) -> str:
 
 
 def _differences(table: ComparisonTable, setting: str, names: list[str], against: str, column: Column) -> list[str]:
-    """One column: the cell of each row."""
     theirs = table.summary(setting, against, column.key)
     gaps = {name: _gap(table.summary(setting, name, column.key), theirs) for name in names}
     tested = {name: gap.p for name, gap in gaps.items() if gap is not None and gap.p is not None}
@@ -239,8 +236,7 @@ FORMATS: dict[str, Callable[[ComparisonTable], str]] = {
     "md": to_markdown, "csv": to_csv, "latex": to_latex, "html": to_html
 }  # fmt: skip
 """By the name of the command line's --format."""
-FILES = {"md": "table.md", "csv": "table.csv", "latex": "table.tex", "html": "table.html"}
-"""Where each is written."""
+FILES = {"md": "table.md", "csv": "table.csv", "latex": "table.tex", "html": "table.html"}  # where each is written
 
 
 def write_results(table: ComparisonTable, out: Path) -> None:

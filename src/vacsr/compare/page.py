@@ -1,7 +1,5 @@
 """The page of a comparison: its tables, plots and example queries as plain data for :mod:`vacsr.pages`."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -115,7 +113,6 @@ def sweeps_of(table: ComparisonTable) -> Iterator[Sweeps]:
 
 
 def _points(table: ComparisonTable, setting: str, column: Column, paper: Column | None) -> Iterator[SweepPoint]:
-    """Those of every row that was run."""
     for row, sweep in table.sweeps:
         ours = table.summary(setting, row, column.key)
         if ours is None:

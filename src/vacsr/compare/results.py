@@ -1,7 +1,5 @@
 """The results of a comparison: runs by row, setting and seed, means over seeds, tested differences, and their JSON."""
 
-from __future__ import annotations
-
 import json
 import math
 import statistics
@@ -28,55 +26,40 @@ class Column(Config):
 
     key: str
     """Dotted, split first: `test.rsum`, `test.mean.r1` (both directions), `test/eccv.i2t.map_at_r` (one protocol)."""
-    name: str = ""
-    """Head of the column; the key unless given."""
-    best: Literal["high", "low", "none"] = "high"
-    """Which end is set in bold."""
-    digits: int = 1
-    """After the decimal point."""
-    published: bool = False
-    """The number that others published for the row, on their data: never bold, never tested."""
-    settings: tuple[str, ...] = ()
-    """Those whose tables have the column; empty for all."""
+    name: str = ""  # head of the column; the key unless given
+    best: Literal["high", "low", "none"] = "high"  # which end is set in bold
+    digits: int = 1  # after the decimal point
+    published: bool = False  # the number that others published for the row, on their data: never bold, never tested
+    settings: tuple[str, ...] = ()  # those whose tables have the column; empty for all
 
     @property
     def head(self) -> str:
-        """The column's heading."""
         return self.name or self.key
 
 
 class Sweep(Config):
     """A row as a point of a curve."""
 
-    name: str
-    """The curve: rows of one name belong together."""
-    value: float
-    """The parameter's value."""
-    default: bool = False
-    """Whether this is the method's default."""
+    name: str  # the curve: rows of one name belong together
+    value: float  # the parameter's value
+    default: bool = False  # whether this is the method's default
 
 
 class Published(Config):
     """Numbers that others printed; shown as theirs, never bold, never tested."""
 
-    name: str
-    """What they call the method."""
-    values: dict[str, float | None]
-    """By column key; None where they printed none."""
+    name: str  # what they call the method
+    values: dict[str, float | None]  # by column key; None where they printed none
     upper: dict[str, float] = Field(default_factory=dict)
     """By column key, where they printed a range: its upper end, of which the value is the lower."""
-    source: str
-    """The paper and table."""
-    setting: str = ""
-    """Of ours that it belongs to; empty for all."""
+    source: str  # the paper and table
+    setting: str = ""  # of ours that it belongs to; empty for all
     beside: str = ""
     """Our row that the numbers are shown beside, in columns marked `published`; empty gives them their own row."""
-    data: str = ""
-    """Prefix of data.pairs for which they may have their own row among ours, such as `coco:`."""
+    data: str = ""  # prefix of data.pairs for which they may have their own row among ours, such as `coco:`
     backbone: str = Field(default="", exclude=True)
     """Pattern of backbone.spec, such as `clip:*32`, for which they may have their own row; empty for any."""
-    note: str = ""
-    """What differs, printed below the table."""
+    note: str = ""  # what differs, printed below the table
 
     def printed(self, key: str) -> tuple[float, float] | None:
         """The range that was printed under a column's key, or a number twice; `mean` is that of both directions."""
@@ -90,21 +73,16 @@ class Published(Config):
 class GalleryConfig(Config):
     """Answers of some rows beside each other."""
 
-    setting: str
-    """Whose runs are asked."""
-    rows: tuple[str, ...]
-    """In this order; the first is also shown by intervals of its grade."""
-    photos: str = ""
-    """SPEC of the photos where runs read cached features, such as `flickr8k:DIR`."""
+    setting: str  # whose runs are asked
+    rows: tuple[str, ...]  # in this order; the first is also shown by intervals of its grade
+    photos: str = ""  # SPEC of the photos where runs read cached features, such as `flickr8k:DIR`
 
 
 class PageConfig(Config):
     """What the page shows besides the tables."""
 
-    drawn: tuple[str, ...] = ()
-    """Rows in the plots; empty for the first that have data."""
-    gallery: GalleryConfig | None = None
-    """Queries and answers, where the models still exist."""
+    drawn: tuple[str, ...] = ()  # rows in the plots; empty for the first that have data
+    gallery: GalleryConfig | None = None  # queries and answers, where the models still exist
 
 
 class Summary(NamedTuple):
@@ -123,12 +101,9 @@ class Difference(NamedTuple):
     key: str
     against: str
     difference: float
-    low: float
-    """Lower end of the difference's 95% interval."""
-    high: float
-    """Upper end."""
-    p: float
-    """Two-sided."""
+    low: float  # lower end of the difference's 95% interval
+    high: float  # upper end
+    p: float  # two-sided
 
     @property
     def clear(self) -> bool:
@@ -162,17 +137,12 @@ class ComparisonTable:
     columns: tuple[Column, ...]
     rows: tuple[str, ...]
     settings: tuple[str, ...]
-    values: tuple[RunRecord, ...]
-    """What the tables show: every finished run, and averages over settings."""
-    baselines: tuple[str, ...] = ()
-    """Rows that the others are tested against."""
-    differences: tuple[Difference, ...] = ()
-    """From the best baseline of each setting and column."""
+    values: tuple[RunRecord, ...]  # what the tables show: every finished run, and averages over settings
+    baselines: tuple[str, ...] = ()  # rows that the others are tested against
+    differences: tuple[Difference, ...] = ()  # from the best baseline of each setting and column
     published: tuple[Published, ...] = ()
-    sweeps: tuple[tuple[str, Sweep], ...] = ()
-    """Rows that are points of curves."""
-    note: str = ""
-    """Printed below the title."""
+    sweeps: tuple[tuple[str, Sweep], ...] = ()  # rows that are points of curves
+    note: str = ""  # printed below the title
     page: PageConfig = field(default_factory=PageConfig)
     records: tuple[RunRecord, ...] | None = None
     """Whole reports and histories, for a page's plots; None where no page was asked for."""
@@ -214,7 +184,6 @@ class ComparisonTable:
         }
 
     def to_markdown(self) -> str:
-        """What `vacsr compare` prints."""
         from vacsr.compare.formats import FORMATS
 
         return FORMATS["md"](self)
@@ -238,7 +207,6 @@ class ComparisonTable:
         return Summary(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0, len(values))
 
     def columns_of(self, setting: str) -> tuple[Column, ...]:
-        """The columns of one setting's table."""
         return tuple(column for column in self.columns if not column.settings or setting in column.settings)
 
     def shown_rows(self, setting: str) -> list[str]:
@@ -272,7 +240,6 @@ class ComparisonTable:
         return [row for row, one in summaries.items() if one.seeds == most and math.isclose(one.mean, best)]
 
     def difference(self, setting: str, row: str, key: str) -> Difference | None:
-        """The tested difference of one metric."""
         for one in self.differences:
             if (one.setting, one.row, one.key) == (setting, row, key):
                 return one

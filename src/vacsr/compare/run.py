@@ -1,7 +1,5 @@
 """A table from start to end: run what is missing, collect the reports, test against baselines, write it all down."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -148,7 +146,6 @@ def _averages(values: Sequence[RunRecord], settings: Sequence[str], *, name: str
 
 
 def run_records(done: Sequence[Cell]) -> tuple[RunRecord, ...]:
-    """Report and history of every finished cell."""
     return tuple(RunRecord(c.row, c.setting, c.seed, read_report(c), read_history(c), c.folder) for c in done)
 
 

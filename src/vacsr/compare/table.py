@@ -27,10 +27,8 @@ _WRITTEN = ("table.md", "table.csv", "table.tex", "table.html", "page.html", "re
 class Variant(Config):
     """A row or a setting: a name and what it changes in the base recipe."""
 
-    name: str
-    """Shown in the table, and the name of a folder."""
-    set: dict[str, Any] = Field(default_factory=dict)
-    """Recipe fields; `method: {name: vacsr, preset: paper}` and so on."""
+    name: str  # shown in the table, and the name of a folder
+    set: dict[str, Any] = Field(default_factory=dict)  # recipe fields; `method: {name: vacsr, preset: paper}` and so on
     seeds: tuple[int, ...] | None = None
     """Instead of the table's; a setting's come before a row's. A row with `[]` is never run, only drawn by --from."""
 
@@ -47,10 +45,8 @@ class TableRow(Variant):
 
     baseline: bool | None = None
     """Whether others are tested against it, if it is the best of these; by default true of every method but vacsr."""
-    against: str = ""
-    """A row that this one is tested against instead, such as the one it is a variant of."""
-    sweep: tuple[Sweep, ...] = ()
-    """The points of curves that this row is."""
+    against: str = ""  # a row that this one is tested against instead, such as the one it is a variant of
+    sweep: tuple[Sweep, ...] = ()  # the points of curves that this row is
 
     @field_validator("sweep", mode="before")
     @classmethod
@@ -61,8 +57,7 @@ class TableRow(Variant):
 class StartConfig(Config):
     """A model that cells begin with; it is trained before them, once."""
 
-    recipe: dict[str, Any]
-    """Of `vacsr train`; in a table file the name of one, relative to that file."""
+    recipe: dict[str, Any]  # of `vacsr train`; in a table file the name of one, relative to that file
     folder: str
     """Its run folder, relative to where the command runs; the cells' `backbone.start` unless they name another."""
 
@@ -70,38 +65,24 @@ class StartConfig(Config):
 class Table(Config):
     """A table file, with what it extends and what was laid over it."""
 
-    title: str
-    """What is compared."""
-    about: str = ""
-    """Data and towers that the numbers come from, shown after the title."""
-    note: str = ""
-    """What a reader should know, shown below the title."""
+    title: str  # what is compared
+    about: str = ""  # data and towers that the numbers come from, shown after the title
+    note: str = ""  # what a reader should know, shown below the title
     task: Literal["train", "efficiency", "fewshot"] = "train"
     """A cell trains and reports, measures the time and memory of its steps, or learns classes from a few photos."""
-    start: StartConfig | None = None
-    """What the cells begin with, where they train it from nothing."""
-    measures: tuple[Literal["tolerance"], ...] = ()
-    """What else is measured on a trained cell."""
-    steps: Annotated[int, Field(ge=1)] = 100
-    """Of which a step's time is the mean, where the task is efficiency."""
-    base: dict[str, Any] = Field(default_factory=dict)
-    """Recipe fields that all cells share."""
-    rows: Annotated[tuple[TableRow, ...], Field(min_length=1)]
-    """Methods, or variants of one."""
-    settings: Annotated[tuple[Variant, ...], Field(min_length=1)] = (Variant(name="clean"),)
-    """One table each."""
+    start: StartConfig | None = None  # what the cells begin with, where they train it from nothing
+    measures: tuple[Literal["tolerance"], ...] = ()  # what else is measured on a trained cell
+    steps: Annotated[int, Field(ge=1)] = 100  # of which a step's time is the mean, where the task is efficiency
+    base: dict[str, Any] = Field(default_factory=dict)  # recipe fields that all cells share
+    rows: Annotated[tuple[TableRow, ...], Field(min_length=1)]  # methods, or variants of one
+    settings: Annotated[tuple[Variant, ...], Field(min_length=1)] = (Variant(name="clean"),)  # one table each
     average: str = ""
     """The name of one more table, the mean over all settings, where the task is fewshot; empty for none."""
-    seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0,)
-    """One run each."""
-    columns: tuple[Column, ...] = ()
-    """Metrics of the reports."""
-    published: tuple[Published, ...] = ()
-    """Numbers of others, marked as theirs."""
-    page: PageConfig = PageConfig()
-    """For --page."""
-    draws: Annotated[int, Field(ge=100)] = 10_000
-    """Of the paired bootstrap."""
+    seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0,)  # one run each
+    columns: tuple[Column, ...] = ()  # metrics of the reports
+    published: tuple[Published, ...] = ()  # numbers of others, marked as theirs
+    page: PageConfig = PageConfig()  # for --page
+    draws: Annotated[int, Field(ge=100)] = 10_000  # of the paired bootstrap
     overrides: dict[str, Any] = Field(default_factory=dict)
     """On top of base, row and setting, in this order: the command line's --set."""
 
@@ -166,7 +147,6 @@ class Table(Config):
                 yield entry.model_copy(update={"backbone": "", "beside": "" if same else entry.beside})
 
     def heading(self) -> str:
-        """Title and data."""
         return f"{self.title}: {self.about}" if self.about else self.title
 
 

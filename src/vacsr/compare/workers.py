@@ -4,8 +4,6 @@ A cell that fails does not stop the others. Every worker is an executor with one
 fails only its cell; it is replaced.
 """
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import os
@@ -27,13 +25,10 @@ from rich.console import Console
 from vacsr.compare.cells import Cell, run_cell
 from vacsr.errors import EnvironmentProblem, FolderInUse, MissingExtra, VacsrError
 
-RunCell = Callable[..., None]
-"""``run(cell, progress=…, fresh=…)``, at the top of a module."""
+RunCell = Callable[..., None]  # ``run(cell, progress=…, fresh=…)``, at the top of a module
 
 
 class Finished(NamedTuple):
-    """The outcome of a cell in a worker."""
-
     error: Exception | None
     seconds: float
     replace: bool = False
@@ -177,7 +172,6 @@ class _Pool:
 
 
 def _begin(threads: int) -> None:
-    """Set up a worker."""
     threading.Thread(target=_die_with_parent, daemon=True).start()  # or two runs would write to one folder
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # or each worker starts a compiler for every core
     torch.set_num_threads(threads)
@@ -205,7 +199,6 @@ def _interrupts_held() -> Iterator[None]:
 
 
 def _work(run: RunCell, fresh: bool, cell: Cell) -> Finished:
-    """Run a cell in a worker."""
     started = time.perf_counter()
     try:
         error = _attempt(run, cell, progress=False, fresh=fresh)

@@ -1,7 +1,5 @@
 """The base of every configuration, and the registry of methods: name, class, config class, presets."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass

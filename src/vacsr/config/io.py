@@ -1,7 +1,5 @@
 """Recipes as files: YAML, a recipe on top of its base, presets, dotted overrides, errors that name the field."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
@@ -19,10 +17,8 @@ from vacsr.files import read_text
 C = TypeVar("C", bound=Config)
 
 
-MAX_YAML = 1 << 20
-"""Bytes of a YAML file."""
-MAX_VALUES = 100_000
-"""Of a YAML file with every alias (`*name`) written out: a few lines can stand for billions."""
+MAX_YAML = 1 << 20  # bytes of a YAML file
+MAX_VALUES = 100_000  # of a YAML file with every alias (`*name`) written out: a few lines can stand for billions
 
 
 class _Loader(yaml.SafeLoader):

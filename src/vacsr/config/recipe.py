@@ -1,7 +1,5 @@
 """The sections of a recipe: data, backbone, train, evaluate. A method's settings stand beside the method."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field

@@ -3,8 +3,6 @@
 A recipe's data section says how they are read: :func:`read_split`.
 """
 
-from __future__ import annotations
-
 import os
 import warnings
 from pathlib import Path

@@ -34,7 +34,6 @@ class BoundedReader(io.BufferedReader):
         self._path, self._limit = path, limit
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """``size`` bytes, or the rest."""
         if size is None or size < 0:
             size = max(0, os.fstat(self.fileno()).st_size - self.tell())
         if size > self._limit:

@@ -4,8 +4,6 @@ A row has an image, as bytes or as a path, and one caption or a list of them. Ro
 Photos stay encoded in memory, or in the files that datasets maps, until they are needed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -35,16 +33,12 @@ _SCANNED = 1 << 28  # bytes of a Parquet file that is looked through before data
 
 
 class Columns(Config):
-    """Their names."""
-
     image: str = "image"
     caption: str = "caption"
     id: str = "image_id"
 
 
 class HubOptions(Columns):
-    """What :func:`load_hub` reads."""
-
     config: str | None = None
     revision: str | None = None
     rows: int | None = Field(default=None, ge=1)

@@ -1,7 +1,5 @@
 """Captions and their images as a table of names, and the photos that go with it."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

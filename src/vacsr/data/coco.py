@@ -11,8 +11,6 @@ An image's id is its COCO id, a caption's id its annotation id: ECCV Caption and
 instead be ``captions.json`` (see :mod:`vacsr.data.tables`) with ``images.zip`` or ``images/``; image ids are its own.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -36,8 +34,6 @@ _EXPECTED = (
 
 
 class CaptionedImage(NamedTuple):
-    """One photo with its captions."""
-
     image_id: int | None  # COCO's, None elsewhere
     folder: str  # train2014 and so on, "" elsewhere
     filename: str

@@ -5,8 +5,6 @@ only the segments of a JPEG that its pixels need, and the orientation is read fr
 Pillow parses in Python byte by byte is refused: a PNG of very many chunks, and a BMP with run-length encoding.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import re
@@ -173,7 +171,6 @@ def _turned(photo: Image.Image, orientation: int) -> Image.Image:
 
 
 def _as_rgb(image: Image.Image) -> Image.Image:
-    """Any mode to RGB."""
     if image.mode.startswith(("I", "F")):
         return Image.fromarray(_eight_bits(image)).convert("RGB")
     if image.mode in ("LA", "PA", "La", "RGBA", "RGBa") or "transparency" in image.info:

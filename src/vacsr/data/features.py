@@ -1,7 +1,5 @@
 """Cached embeddings on disk: safetensors with ``image`` and ``text``, or two ``.npy`` files."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress

@@ -8,8 +8,6 @@
 An image's id is its file name, a caption's id ``name#index``: human judgements refer to these.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -46,7 +46,6 @@ class Format:
         return tuple(sorted((*self.options, *self.path_options), key=lambda name: name == "split"))
 
     def usage(self) -> str:
-        """How to write it, ``csv:FILE[,root=…][,split=…]``."""
         options = "".join(f"[,{name}=…]" for name in self.all_options())
         return f"{self.scheme}:{self.path}{options if self.path else options.replace('[,', '[', 1)}"
 
@@ -98,7 +97,6 @@ class Spec:
 
     @property
     def scheme(self) -> str:
-        """The name before the colon."""
         return self.format.scheme
 
     @property
@@ -183,7 +181,6 @@ def spec_files(spec: str | None) -> list[Path]:
 
 
 def usage(formats: Mapping[str, Format] = FORMATS) -> str:
-    """How to write each format."""
     return " · ".join(entry.usage() for entry in formats.values())
 
 

@@ -10,8 +10,6 @@ slot ``entry[j]`` and takes that slot's image. If entry k is the caption at posi
 ``numpy.argsort``.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence

@@ -6,8 +6,6 @@ two captions and a tenth of all captions with it use it so. The rule misses noun
 "tennis") and keeps a few other words ("close" of "a close up"); singular and plural are two words. English only.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence

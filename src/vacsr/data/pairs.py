@@ -1,7 +1,5 @@
 """Sets of pairs: N images and M captions, each caption of one image."""
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -26,14 +24,12 @@ class LabelledPairs:
     provenance: Provenance
 
     def __len__(self) -> int:
-        """The number of captions."""
         return len(self.caption_ids)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.describe()})"
 
     def describe(self) -> str:
-        """One line: split and sizes."""
         raise NotImplementedError
 
     def check_labels(self) -> None:
@@ -133,14 +129,12 @@ class PairSet(LabelledPairs):
         self.check_labels()
 
     def describe(self) -> str:
-        """One line: split, sizes, captions per image, backbone."""
         (images, image_dims), (captions, text_dims) = self.images.shape, self.texts.shape
         sizes = f"{images:,} images ({image_dims} dims), {captions:,} captions ({text_dims} dims)"
         backbone = self.provenance.backbone or "unknown"
         return f"{self.split}: {sizes}, {self.captions_per_image()} per image, backbone {backbone}"
 
     def digest(self) -> str:
-        """Of features and labels."""
         data = hashlib.sha256()
         for tensor in (self.images, self.texts, self.caption_image):
             data.update(tensor.contiguous().numpy().tobytes())
@@ -177,7 +171,6 @@ def _check_features(features: Tensor, ids: Sequence[str], *, kind: str) -> None:
 
 
 def check_unique(ids: Sequence[str], *, kind: str) -> None:
-    """Every id occurs once."""
     if len(set(ids)) < len(ids):
         name, times = Counter(ids).most_common(1)[0]
         raise DataError(f"duplicate {kind} id {name!r} ({times:,} times) — give every {kind} its own id")

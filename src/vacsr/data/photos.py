@@ -138,7 +138,6 @@ class PhotoSet(LabelledPairs):
         self.check_labels()
 
     def describe(self) -> str:
-        """One line: split, sizes, captions per image."""
         sizes = f"{len(self.image_ids):,} photos, {len(self):,} captions, {self.captions_per_image()} per photo"
         return f"{self.split}: {sizes}" + (f", {len(self.skipped):,} left out" if self.skipped else "")
 
@@ -151,7 +150,6 @@ class PhotoSet(LabelledPairs):
         return {name: (self.photos, row) for row, name in enumerate(self.image_ids)}
 
     def digest(self) -> str:
-        """Of photos, captions and labels."""
         data = hashlib.sha256(self.photos.digest().encode())
         for words in (self.image_ids, self.caption_ids, self.captions):
             data.update("\0".join(words).encode(errors="surrogatepass"))

@@ -5,8 +5,6 @@ captions are ``captions`` of its ``.json``, otherwise the lines of its ``.txt``,
 its image id is ``id`` there, otherwise the key. Writing gives both: ``.json`` for us, ``.txt`` for other readers.
 """
 
-from __future__ import annotations
-
 import glob
 import io
 import itertools

@@ -5,8 +5,6 @@ and so is often true of other images: a false negative, since the labels know it
 random non-linear map of the attributes, plus noise. The maps depend on the seed alone; all splits share them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Sequence
@@ -38,12 +36,9 @@ ATTRIBUTES = tuple(name for names, _, _ in GROUPS.values() for name in names)  #
 class WorldOptions(Config):
     """The size of a generated world and its seed."""
 
-    images: PositiveInt = 800
-    """Training images."""
-    held_out: PositiveInt | None = None
-    """Images in dev, and in test; a quarter of ``images`` unless given."""
-    per_image: PositiveInt = 5
-    """Captions of an image."""
+    images: PositiveInt = 800  # training images
+    held_out: PositiveInt | None = None  # images in dev, and in test; a quarter of ``images`` unless given
+    per_image: PositiveInt = 5  # captions of an image
     seed: int = 0
 
     def sizes(self) -> dict[str, int]:
@@ -66,13 +61,10 @@ class WorldOptions(Config):
 class SyntheticOptions(WorldOptions):
     """Of a world of embeddings."""
 
-    noise: NonNegativeFloat = 0.3
-    """Standard deviation of the noise on features, whose own is about 1."""
+    noise: NonNegativeFloat = 0.3  # standard deviation of the noise on features, whose own is about 1
 
 
 class SyntheticWorld(NamedTuple):
-    """Pairs, and the truth behind them."""
-
     pairs: PairSet
     present: Tensor  # [N, 24] bool, the attributes of each image
     mentioned: Tensor  # [M, 24] bool, the attributes that each caption names
@@ -93,7 +85,6 @@ def synthetic_world(options: SyntheticOptions | None = None, *, split: str | Non
 
 @register("synthetic", options=("images", "held_out", "per_image", "noise", "seed", "split"))
 def load_synthetic(spec: Spec, _on_error: OnError) -> PairSet:
-    """The pairs of the world that a SPEC names."""
     return synthetic_world(spec.fill(SyntheticOptions), split=spec.option("split")).pairs
 
 

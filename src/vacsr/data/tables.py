@@ -9,8 +9,6 @@ images are in the order in which they first appear, and a warning is given if ca
 may have been shuffled. A column exists for every row or for none.
 """
 
-from __future__ import annotations
-
 import csv
 import os
 import warnings
@@ -146,8 +144,6 @@ def _stem(name: str) -> str:
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a file."""
-
     source: Path
     rows: list[dict[str, Any]]
     locations: list[str]  # of each row, for messages

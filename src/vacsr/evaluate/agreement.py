@@ -41,12 +41,9 @@ class Judgments:
     image_ids: tuple[str, ...]
     caption_ids: tuple[str, ...]
     """``image#index``, the index of the caption counted from 0; or another id; or the text where there is no id."""
-    ratings: Array
-    """[N, R], NaN where a pair has fewer than R ratings."""
-    same_image: NDArray[np.bool_]
-    """[N], True where the caption was written for this very image: a labelled pair."""
-    captions: tuple[str, ...] | None = None
-    """The texts, where the file has them."""
+    ratings: Array  # [N, R], NaN where a pair has fewer than R ratings
+    same_image: NDArray[np.bool_]  # [N], True where the caption was written for this very image: a labelled pair
+    captions: tuple[str, ...] | None = None  # the texts, where the file has them
     name: str = ""
 
     @property
@@ -140,8 +137,7 @@ class PublishedForm(NamedTuple):
 
     score: Array
     rating: Array
-    row: NDArray[np.int64]
-    """The pair that each rating is of."""
+    row: NDArray[np.int64]  # the pair that each rating is of
 
 
 def published_form(score: Array, ratings: Array, *, own: NDArray[np.bool_]) -> PublishedForm:
@@ -159,10 +155,6 @@ def grade_agreement(scores: Values, judgments: Judgments) -> dict[str, Any]:
 
     τ is τ-c with experts and τ-b with the crowd. ``…_published`` is as published elsewhere: without same-image pairs,
     each expert rating a row of its own.
-
-    >>> pairs = Judgments("crowd", ("a", "a"), ("a#0", "b#0"), np.array([[1.0], [0.0]]), np.array([True, False]))
-    >>> grade_agreement([0.9, 0.2], pairs)["crowd_tau_b"]
-    100.0
     """
     score, kind = as_vector("scores", scores), judgments.kind
     check_length(score, judgments.ratings)

@@ -1,7 +1,5 @@
 """What a report says in words below its table: uncertainties, graded pairs and preferences, as rows of cells."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

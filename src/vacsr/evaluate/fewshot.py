@@ -3,8 +3,6 @@
 Everything is computed from one row of logits per photo. Shares come out in percent.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,8 +14,7 @@ from vacsr.errors import DataError, ShapeMismatch
 from vacsr.evaluate.report import markdown_table
 from vacsr.evaluate.uncertainty import Values, as_vector, check_length, risk_at, selective_risk
 
-Metrics = dict[str, Any]
-"""By split, as in a report, and by name where several splits make one."""
+Metrics = dict[str, Any]  # by split, as in a report, and by name where several splits make one
 BINS = 15
 COVERAGES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
@@ -25,16 +22,11 @@ COVERAGES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 class Answers(NamedTuple):
     """What a method says of N photos. All [N] and on the CPU."""
 
-    predicted: Tensor
-    """int64, the class with the largest logit, the first of equal ones."""
-    correct: Tensor
-    """bool"""
-    confidence: Tensor
-    """float64, the predicted class's softmax at the method's own scale."""
-    grade: Tensor | None = None
-    """float64, the predicted class's sigmoid, for methods whose logits are grades."""
-    uncertainty: Tensor | None = None
-    """float64, of the pair of photo and predicted class, for methods that have one."""
+    predicted: Tensor  # int64, the class with the largest logit, the first of equal ones
+    correct: Tensor  # bool
+    confidence: Tensor  # float64, the predicted class's softmax at the method's own scale
+    grade: Tensor | None = None  # float64, the predicted class's sigmoid, for methods whose logits are grades
+    uncertainty: Tensor | None = None  # float64, of the pair of photo and predicted class, for methods that have one
 
 
 def answers(logits: Tensor, labels: Tensor, *, uncertainty: Tensor | None = None, graded: bool = False) -> Answers:
@@ -70,11 +62,7 @@ def join_answers(parts: Sequence[Answers]) -> Answers:
 
 
 def harmonic_mean(base: float, new: float) -> float:
-    """HM = 2·base·new / (base + new), 0 where both are.
-
-    >>> harmonic_mean(80.0, 60.0), harmonic_mean(0.0, 0.0)
-    (68.57142857142857, 0.0)
-    """
+    """HM = 2·base·new / (base + new), 0 where both are."""
     return 2.0 * base * new / (base + new) if base + new > 0 else 0.0
 
 

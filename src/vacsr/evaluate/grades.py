@@ -3,8 +3,6 @@
 Intervals are 95% bootstrap intervals over images, since pairs of one image are not independent.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -81,8 +79,7 @@ def graded_agreement(
 
 class _Tau(NamedTuple):
     value: float
-    drawn: Array
-    """Its value in each draw of images. [D]"""
+    drawn: Array  # its value in each draw of images. [D]
 
 
 def _tau(x: Array, y: Array, *, image: Integers, times: Array, variant: Literal["b", "c"]) -> _Tau:

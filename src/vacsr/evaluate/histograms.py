@@ -4,8 +4,6 @@ Scores are read block by block, in two passes: the first finds their range, the 
 in 10,000 fine bins.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from typing import Any

@@ -4,8 +4,6 @@ A metric is a function from :class:`Ranks` to one share per query, float64 [Q], 
 Add it to :data:`METRICS`, and reports, stored outcomes, comparison tables and significance tests have it.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -64,8 +62,7 @@ METRICS: dict[str, Callable[[Ranks], Tensor]] = {
     "r_precision": r_precisions,
 }
 """By name: the share of each query. Reports have the mean over queries, in percent."""
-RECALLS = ("r1", "r5", "r10")
-"""Their sum over both directions is RSUM, at most 600."""
+RECALLS = ("r1", "r5", "r10")  # their sum over both directions is RSUM, at most 600
 
 
 def mean_of(metric: Callable[[Ranks], Tensor], ranks: Ranks) -> float:
@@ -74,15 +71,7 @@ def mean_of(metric: Callable[[Ranks], Tensor], ranks: Ranks) -> float:
 
 
 def retrieval_metrics(ranks: Ranks) -> dict[str, float]:
-    """All metrics of one direction in percent, the median rank of the queries' best positives, and how many there are.
-
-    >>> from vacsr.evaluate.ranks import positive_ranks
-    >>> scores = torch.tensor([[0.9, 0.3, 0.5], [0.4, 0.6, 0.5]])
-    >>> ranks = positive_ranks(lambda: [scores], Positives.from_captions(torch.tensor([0, 0, 1]), 2)).i2t
-    >>> metrics = retrieval_metrics(ranks)
-    >>> metrics["r1"], metrics["map_at_r"], metrics["median_rank"]
-    (50.0, 25.0, 1.5)
-    """
+    """All metrics of one direction in percent, the median rank of the best positives, and the number of queries."""
     shares = {name: mean_of(metric, ranks) for name, metric in METRICS.items()}
     best = best_ranks(ranks)
     return {**shares, "median_rank": float(best.nanquantile(0.5)), "queries": float((~best.isnan()).sum())}

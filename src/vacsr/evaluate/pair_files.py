@@ -4,8 +4,6 @@ A table is a TSV or CSV file in UTF-8 with a header. It names an image by ``imag
 ``caption`` (the text), or by ``caption_image`` and ``caption_index``. Other columns are ignored.
 """
 
-from __future__ import annotations
-
 import csv
 import math
 import re
@@ -22,8 +20,7 @@ from vacsr.files import read_lines, read_tensors
 from vacsr.provenance import UNKNOWN, Provenance
 
 _TEXTS = ("caption", "negative_caption", "better", "worse")
-Scored = Mapping[tuple[str, str], float]
-"""A score by image id and caption id, and by image id and text."""
+Scored = Mapping[tuple[str, str], float]  # a score by image id and caption id, and by image id and text
 
 
 @dataclass(frozen=True)
@@ -96,11 +93,9 @@ class Preferences:
 
     name: str
     image_ids: tuple[str, ...]
-    better: tuple[str, ...]
-    """Texts."""
+    better: tuple[str, ...]  # texts
     worse: tuple[str, ...]
-    kinds: tuple[str, ...]
-    """What the worse caption has wrong; empty where the file does not say."""
+    kinds: tuple[str, ...]  # what the worse caption has wrong; empty where the file does not say
 
 
 def read_preferences(path: Path, *, name: str = "") -> Preferences:
@@ -126,8 +121,7 @@ def read_rival(path: Path) -> Scored:
 class CaptionVectors:
     """Text features of captions that need not be in the data, by id and by exact text."""
 
-    vectors: Tensor
-    """[C, D] float32"""
+    vectors: Tensor  # [C, D] float32
     rows: Mapping[str, int]
     provenance: Provenance = UNKNOWN
 

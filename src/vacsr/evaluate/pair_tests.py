@@ -3,8 +3,6 @@
 Captions need not be in the data: others are embedded as words, or looked up in files of caption vectors.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -28,10 +26,8 @@ class PairTests(NamedTuple):
     """What single pairs are tested with, besides graded judgments."""
 
     preferences: tuple[Preferences, ...] = ()
-    rivals: Mapping[str, Scored] = {}
-    """Scores of other systems, by name."""
-    captions: CaptionVectors | None = None
-    """Features of captions that are not in the data."""
+    rivals: Mapping[str, Scored] = {}  # scores of other systems, by name
+    captions: CaptionVectors | None = None  # features of captions that are not in the data
 
 
 def pair_values(

@@ -49,12 +49,9 @@ class Gallery:
 
     i2t: Positives
     t2i: Positives
-    images: Tensor
-    """[N'] rows in the data, ascending."""
-    captions: Tensor
-    """[M'] rows in the data, ascending."""
-    whole: bool = True
-    """Are these all images and captions of the data?"""
+    images: Tensor  # [N'] rows in the data, ascending
+    captions: Tensor  # [M'] rows in the data, ascending
+    whole: bool = True  # are these all images and captions of the data?
 
     @classmethod
     def of_labels(cls, pairs: LabelledPairs) -> Gallery:
@@ -98,8 +95,7 @@ class Gallery:
 class CocoTest(NamedTuple):
     """The test list and what the package says is relevant."""
 
-    captions: tuple[int, ...]
-    """Annotation ids in the order that the folds are cut in."""
+    captions: tuple[int, ...]  # annotation ids in the order that the folds are cut in
     matches: Mapping[Source, Mapping[str, Matches]]
     """By source and direction (``i2t``, ``t2i``): the relevant items of each query."""
 
@@ -229,31 +225,19 @@ PROTOCOLS: Mapping[str, Callable[[LabelledPairs], tuple[Gallery, ...]]] = {
 
 
 def check_protocols(names: Sequence[str]) -> None:
-    """Every name is a protocol."""
     unknown = [name for name in names if name not in PROTOCOLS]
     if unknown:
         raise UsageError(f"unknown protocol '{unknown[0]}' — choose from: {', '.join(PROTOCOLS)}")
 
 
 def protocol_galleries(names: Sequence[str], pairs: LabelledPairs) -> dict[str, tuple[Gallery, ...]]:
-    """Each protocol's galleries in the data; data that a protocol does not fit are a DataError.
-
-    >>> from vacsr.data import load_pairs
-    >>> pairs = load_pairs("synthetic:images=4,per_image=2", split="train")
-    >>> [gallery.i2t.count for gallery in protocol_galleries(["flickr"], pairs)["flickr"]]
-    [tensor([2, 2, 2, 2])]
-    """
+    """Each protocol's galleries in the data; data that a protocol does not fit are a DataError."""
     check_protocols(names)
     return {name: PROTOCOLS[name](pairs) for name in names}
 
 
 def fitting_protocols(names: Sequence[str], pairs: LabelledPairs) -> tuple[str, ...]:
-    """Those that are known and whose images the data hold; ``flickr``, which fits all data, where none is.
-
-    >>> from vacsr.data import load_pairs
-    >>> fitting_protocols(["flickr"], load_pairs("synthetic:images=4", split="train"))
-    ('flickr',)
-    """
+    """Those that are known and whose images the data hold; ``flickr``, which fits all data, where none is."""
     fitting = []
     for name in names:
         with suppress(DataError, UsageError):

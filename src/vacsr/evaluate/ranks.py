@@ -16,8 +16,7 @@ from torch import Tensor
 
 from vacsr.errors import DataError, ShapeMismatch, UsageError
 
-Ties = Literal["stable", "pessimistic"]
-"""Equal scores: in index order, or every wrong item before the right one."""
+Ties = Literal["stable", "pessimistic"]  # equal scores: in index order, or every wrong item before the right one
 _BLOCK = 1 << 20  # pairs compared at once: small enough for the processor's cache, large enough to hide the overhead
 
 
@@ -128,11 +127,6 @@ def positive_ranks(
     ``ties="stable"``: equal scores rank by index. ``"pessimistic"``: items that are no positive of the query come
     before a positive of equal score; positives keep their order among themselves. ``block`` bounds the pairs compared
     at once.
-
-    >>> scores = torch.tensor([[0.9, 0.1], [0.8, 0.2]])
-    >>> both = positive_ranks(lambda: scores.split(1), Positives.from_captions(torch.tensor([0, 1]), 2))
-    >>> both.i2t.rank, both.t2i.rank
-    (tensor([1, 2]), tensor([1, 1]))
     """
     if ties not in get_args(Ties):
         raise UsageError(f"ties={ties!r}, expected one of {', '.join(get_args(Ties))}")

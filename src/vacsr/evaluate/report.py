@@ -1,7 +1,5 @@
 """Retrieval reports: scores and ids in, the metrics of a protocol out, as a table or as JSON."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

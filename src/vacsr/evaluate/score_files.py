@@ -66,21 +66,16 @@ class MatrixScores:
     tensor([1., 0.])
     """
 
-    score: Tensor
-    """[N, M]"""
-    sigma: Tensor | None = None
-    """[N, M]"""
+    score: Tensor  # [N, M]
+    sigma: Tensor | None = None  # [N, M]
 
     def blocks(self) -> Iterator[Tensor]:
-        """Views of some rows."""
         yield from torch.split(self.score, _ROWS)
 
     def score_of(self, rows: Tensor, cols: Tensor) -> Tensor:
-        """Entries of the matrix."""
         return self.score[rows, cols]
 
     def uncertainty(self, rows: Tensor, cols: Tensor) -> Tensor | None:
-        """Entries of the other matrix."""
         return None if self.sigma is None else self.sigma[rows, cols]
 
     def grade(self, score: Tensor) -> Tensor | None:
@@ -108,12 +103,9 @@ class MatrixScores:
 class MatrixIds(LabelledPairs):
     """The names of a score matrix's rows and columns, and the labels."""
 
-    image_ids: tuple[str, ...]
-    """[N], unique."""
-    caption_ids: tuple[str, ...]
-    """[M], unique."""
-    caption_image: Tensor
-    """[M] int64, the row of each caption's image."""
+    image_ids: tuple[str, ...]  # [N], unique
+    caption_ids: tuple[str, ...]  # [M], unique
+    caption_image: Tensor  # [M] int64, the row of each caption's image
     captions: tuple[str, ...] | None = None
     split: str = "all"
     provenance: Provenance = UNKNOWN

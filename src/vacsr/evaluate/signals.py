@@ -6,8 +6,6 @@ the best candidates at a temperature fitted to a dev split, and two signals that
 the query would bring the second answer to the top.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -24,8 +22,7 @@ from vacsr.evaluate.uncertainty import Array, risk_curve, selective_risk
 from vacsr.scoring.scorer import Vectors
 from vacsr.scoring.topk import DIRECTIONS, Direction
 
-CANDIDATES = 200
-"""Best answers that the softmax of a confidence is over."""
+CANDIDATES = 200  # best answers that the softmax of a confidence is over
 _PAIRS = 8192  # whose cosines are computed at once
 _VOTES = 1 << 24  # cosines of all pairs at once
 _TINY = 1e-9
@@ -36,11 +33,9 @@ class Temperature(NamedTuple):
 
     i2t: float
     t2i: float
-    split: str = ""
-    """That it was fitted to; empty: the loss's own scale."""
+    split: str = ""  # that it was fitted to; empty: the loss's own scale
 
     def of(self, direction: Direction) -> float:
-        """One direction's."""
         return self.i2t if direction == "i2t" else self.t2i
 
 

@@ -5,8 +5,6 @@ with its captions, whose outcomes are correlated: drawn apart they would make in
 comparisons share the draws.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -40,13 +38,10 @@ class Outcomes:
     split: str
     i2t: QueryOutcomes
     t2i: QueryOutcomes
-    queries: str
-    """A checksum of the ids: outcomes of two systems may be paired where it is the same."""
-    caption_image: Tensor
-    """The image row of each caption. [M] int64"""
+    queries: str  # a checksum of the ids: outcomes of two systems may be paired where it is the same
+    caption_image: Tensor  # the image row of each caption. [M] int64
 
     def of(self, direction: Direction) -> QueryOutcomes:
-        """One direction."""
         return self.i2t if direction == "i2t" else self.t2i
 
 
@@ -67,7 +62,6 @@ def query_outcomes(
 
 
 def write_outcomes(path: Path, outcomes: Sequence[Outcomes]) -> None:
-    """Write them to a safetensors file, atomically."""
     tensors = {}
     for number, one in enumerate(outcomes):
         tensors[f"{number}.caption_image"] = one.caption_image.clone()
@@ -78,7 +72,6 @@ def write_outcomes(path: Path, outcomes: Sequence[Outcomes]) -> None:
 
 
 def read_outcomes(path: Path) -> tuple[Outcomes, ...]:
-    """Read what :func:`write_outcomes` wrote."""
     tensors, metadata = read_tensors(path)
     outcomes = []
     try:
@@ -120,11 +113,7 @@ def contributions(outcomes: Outcomes, key: str) -> dict[Direction, Array] | None
 
 
 def is_query_mean(key: str) -> bool:
-    """Whether a column's number is a mean over queries.
-
-    >>> [is_query_mean(key) for key in ("test.rsum", "test.mean.r1", "test.i2t.median_rank", "test.exact.tau_b")]
-    [True, True, False, False]
-    """
+    """Whether a column's number is a mean over queries."""
     return _weights(key) is not None
 
 
@@ -146,26 +135,18 @@ class Interval(NamedTuple):
     difference: float
     low: float
     high: float
-    p: float
-    """Two-sided: twice the share of draws on the rarer side of 0, the data themselves counted as one draw."""
+    p: float  # two-sided: twice the share of draws on the rarer side of 0, the data themselves counted as one draw
 
 
 class Part(NamedTuple):
     """One direction's queries: what each adds to one system's metric less what it adds to the other's."""
 
-    values: Array
-    """[Q, C], C comparisons at once"""
-    image: NDArray[np.int64]
-    """The image that each query is, or belongs to. [Q]"""
+    values: Array  # [Q, C], C comparisons at once
+    image: NDArray[np.int64]  # the image that each query is, or belongs to. [Q]
 
 
 def paired_bootstrap(parts: Sequence[Part], *, draws: int = 10_000, seed: int = 0) -> list[Interval]:
-    """C comparisons at once; a metric is the sum over ``parts`` (image queries, caption queries) of a mean. -> C
-
-    >>> better = Part(np.full((50, 1), 2.0), np.arange(50))
-    >>> paired_bootstrap([better], draws=100)[0].low
-    2.0
-    """
+    """C comparisons at once; a metric is the sum over ``parts`` (image queries, caption queries) of a mean. -> C"""
     drawn = drawn_means(parts, draws=draws, generator=np.random.default_rng(seed))
     difference = np.sum([part.values.mean(axis=0) for part in parts], axis=0)
     return [interval(float(one), column) for one, column in zip(difference, drawn.T, strict=True)]

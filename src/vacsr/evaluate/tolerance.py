@@ -5,8 +5,6 @@ An image may have several labelled captions: each in turn is the positive beside
 mean over them.
 """
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple
 
 import torch
@@ -16,10 +14,8 @@ from torch import Tensor
 class Tolerance(NamedTuple):
     """Of each image; NaN for one without a labelled caption. [I] each"""
 
-    pull: Tensor
-    """|∂L/∂S| of the positive."""
-    push: Tensor
-    """|Σ ∂L/∂S| of the false negatives."""
+    pull: Tensor  # |∂L/∂S| of the positive
+    push: Tensor  # |Σ ∂L/∂S| of the false negatives
 
     @property
     def r(self) -> Tensor:
@@ -40,13 +36,6 @@ def loss_tolerance(
 
     Softmax, over the positive and all unlabelled captions: r = scale·Σ_{true negatives} softmax. Logistic, with
     P = σ(a·S + b): r = |a|·[(1 − P_ii) − Σ_{false negatives} P_ij].
-
-    >>> score, labelled = torch.zeros(1, 4), torch.tensor([[True, False, False, False]])
-    >>> missed = torch.tensor([[False, True, False, False]])
-    >>> float(loss_tolerance(score, labelled, missed, kind="softmax", scale=2.0).r)
-    1.0
-    >>> float(loss_tolerance(score, labelled, ~labelled, kind="logistic", scale=2.0).r)
-    -2.0
     """
     logit = scale * score.double() + bias
     if kind == "softmax":

@@ -3,8 +3,6 @@
 A pair is relevant where its grade is 1; a relevant pair without a label is a false negative of the labels.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -27,10 +25,8 @@ _PAIRS = 1 << 20  # pairs that τ and AUROC look at; of more, a seeded sample
 class Truth(NamedTuple):
     """The grade of every pair, and which pairs are labelled; on the CPU. Build one with :func:`exact_truth`."""
 
-    grades: Tensor
-    """[N, M] in [0, 1]"""
-    labelled: Tensor
-    """[N, M] bool"""
+    grades: Tensor  # [N, M] in [0, 1]
+    labelled: Tensor  # [N, M] bool
 
     @property
     def relevant(self) -> Tensor:
@@ -44,12 +40,7 @@ class Truth(NamedTuple):
 
 
 def exact_truth(grades: Tensor, caption_image: Tensor) -> Truth:
-    """The truth of a data set from its grades [N, M] in 0 to 1 and the image row of each caption [M].
-
-    >>> exact_truth(torch.tensor([[1.0, 1.0], [0.5, 1.0]]), torch.tensor([0, 1])).false_negative
-    tensor([[False,  True],
-            [False, False]])
-    """
+    """The truth of a data set from its grades [N, M] in 0 to 1 and the image row of each caption [M]."""
     return Truth(grades.cpu(), torch.arange(len(grades))[:, None] == caption_image.cpu())
 
 

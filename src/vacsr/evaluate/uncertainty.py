@@ -4,8 +4,6 @@ All functions take one number per query (tensor, array or list) and compute in f
 (it has no positive) is left out; a NaN uncertainty is an error.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
@@ -24,8 +22,7 @@ from vacsr.scoring.topk import DIRECTIONS, Direction
 
 Array = NDArray[np.float64]
 Values = Tensor | NDArray[np.generic] | Sequence[float]
-Bins = Literal["count", "equal"]
-"""Of equal count, or of equal width."""
+Bins = Literal["count", "equal"]  # of equal count, or of equal width
 _TOP = 10
 _COVERAGES = tuple(point / 20 for point in range(1, 21))  # of a risk–coverage curve
 _NEARLY_CONSTANT = 1e-13  # relative spread below which a mean's rounding is all there is

@@ -6,5 +6,4 @@ from vacsr.fewshot.config import read_fewshot as read_fewshot
 from vacsr.fewshot.model import FewshotModel as FewshotModel
 from vacsr.fewshot.model import load_fewshot as load_fewshot
 from vacsr.fewshot.run import check_fewshot as check_fewshot
-from vacsr.fewshot.run import evaluate_fewshot as evaluate_fewshot
 from vacsr.fewshot.run import run_fewshot as run_fewshot

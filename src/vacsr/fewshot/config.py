@@ -1,7 +1,5 @@
 """Few-shot recipes: what each section says, and how YAML, overrides and a paper's published plan become one recipe."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from itertools import product
 from pathlib import Path

@@ -3,8 +3,6 @@
 Every draw of a batch is a function of seed, pass over the shots, and shot.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -49,8 +47,6 @@ class ReportSet(NamedTuple):
 
 
 class FewshotSets(NamedTuple):
-    """All the data of a run."""
-
     source: FewshotSource
     shots: Shots
     train: LabelledPhotos  # the shots to learn from

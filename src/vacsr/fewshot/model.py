@@ -73,7 +73,6 @@ class FewshotModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the method is."""
         return next(self.method.parameters()).device
 
     def predict(

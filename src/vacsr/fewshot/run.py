@@ -1,7 +1,5 @@
 """A few-shot recipe from data to report. This is what `vacsr fewshot` runs."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping
@@ -14,12 +12,12 @@ from torch import Tensor
 
 from vacsr.config.io import dump_yaml
 from vacsr.data.fewshot import save_shots
-from vacsr.errors import DataError, UsageError
+from vacsr.errors import UsageError
 from vacsr.evaluate.fewshot import fewshot_result, harmonic_mean
-from vacsr.fewshot.config import FewshotRecipe, read_fewshot
+from vacsr.fewshot.config import FewshotRecipe
 from vacsr.fewshot.data import FewshotSets, load_sets
 from vacsr.fewshot.methods.clip import check_matched
-from vacsr.fewshot.model import FewshotModel, FewshotTask, load_fewshot
+from vacsr.fewshot.model import FewshotModel, FewshotTask
 from vacsr.files import read_json, write_json, write_tensors, write_text
 from vacsr.model import choose_device
 from vacsr.progress import PhotoProgress
@@ -28,7 +26,6 @@ from vacsr.train.checkpoint import (
     check_checkpoint,
     check_folder,
     describe_recipe,
-    first_difference,
     run_lock,
 )
 from vacsr.train.distributed import take_device
@@ -83,33 +80,6 @@ def run_fewshot(recipe: FewshotRecipe, out: Path, *, resume: bool = False, progr
             return run
         model.save(out / "model", recipe)
         return replace(run, report=_report(recipe, sets, model, out=out, choice=choice, progress=progress))
-
-
-def evaluate_fewshot(recipe: FewshotRecipe, out: Path, *, progress: bool = True) -> dict[str, Any]:
-    """Test a finished run again and write its report; nothing is trained.
-
-    The recipe may have other ``data.targets`` and another ``evaluate`` than the run; another method or data is refused.
-    """
-    with run_lock(out):
-        file = out / "config.yaml"
-        if not file.is_file():
-            raise DataError(f"no few-shot model in {out} — train one: vacsr fewshot RECIPE.yaml --out {out}")
-        before, now = (
-            {"method": {"name": each.method.name}, "data": each.data.model_dump(exclude={"targets"})}
-            for each in (read_fewshot(file), recipe)
-        )
-        difference = first_difference(before, now)
-        if difference is not None:
-            message = f"the run in {out} was trained otherwise: {difference}"
-            raise UsageError(f"{message} — give its own recipe: vacsr fewshot {file} --out {out} --evaluate-only")
-        sets = load_sets(recipe.data)
-        trained_on = read_json(out / "shots.json", lists=("train",)).get("hash")
-        if trained_on != sets.shots.hash:
-            message = f"the data gives shots {sets.shots.hash[:12]}…, {out / 'shots.json'} has {str(trained_on)[:12]}…"
-            raise UsageError(f"{message}: photos were added, removed or renamed — restore them, or train again")
-        model = load_fewshot(out, device=recipe.train.device)
-        searched = read_json(out / SEARCH, lists=("candidates",)) if (out / SEARCH).is_file() else {}
-        return _report(recipe, sets, model, out=out, choice=searched.get("best", {}), progress=progress)
 
 
 def check_fewshot(recipe: FewshotRecipe) -> None:

@@ -1,7 +1,5 @@
 """BiCro (Yang et al. 2023): soft labels from how alike both sides of a pair are to a trusted anchor."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import torch

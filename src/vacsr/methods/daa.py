@@ -1,7 +1,5 @@
 """DAA: beside another method's loss, the ranks of scores should be the ranks of what captions say."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """InfoNCE: cross entropy of exp(log_scale)·cos over rows and over columns, averaged (CLIP's loss)."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, Literal
 

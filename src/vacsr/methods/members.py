@@ -1,7 +1,5 @@
 """An ensemble in one model: every member has its own heads and its own copy of the method, on one backbone."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Clean or noisy: two-component mixtures fitted to losses by EM. Small losses are clean pairs, large ones noisy."""
 
-from __future__ import annotations
-
 import math
 
 import torch

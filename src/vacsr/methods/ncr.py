@@ -1,7 +1,5 @@
 """NCR (Huang et al. 2021): noisy correspondence rectified by two networks that divide the data for each other."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Annotated, Literal, NamedTuple
@@ -16,8 +14,7 @@ from vacsr.methods.mixtures import clean_by_gaussians, rescaled
 from vacsr.methods.vse import hinge_costs
 from vacsr.objective import LossTerms, PairBlock, cosines
 
-WARMUP, CLEAN, ALL = range(3)
-"""Stages: all pairs count as right; only the clean ones train; the noisy ones too."""
+WARMUP, CLEAN, ALL = range(3)  # stages: all pairs count as right; only the clean ones train; the noisy ones too
 
 
 class CoTeachingConfig(RetrievalConfig):
@@ -67,8 +64,7 @@ class Ncr(Method):
 
     config: CoTeachingConfig
     networks = 2
-    least_label = 0.0
-    """Pairs with a smaller label are excluded."""
+    least_label = 0.0  # pairs with a smaller label are excluded
     clean: Tensor
     stage: Tensor
 

@@ -1,7 +1,5 @@
 """NPC (Zhang et al. 2024): a pair counts as much as training on it helps the trusted pairs most like it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Annotated, Literal

@@ -1,7 +1,5 @@
 """PCME: every item is a Gaussian, and a pair matches with the mean probability over samples of both."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, Literal
 
@@ -69,8 +67,7 @@ class Pcme(GaussianMethod):
     config: PcmeConfig
     pairwise = True
     variance_norm = 0.01
-    at_once: int = 1 << 22
-    """Distances held at a time when scoring; 16 times as many on a GPU."""
+    at_once: int = 1 << 22  # distances held at a time when scoring; 16 times as many on a GPU
 
     def __init__(self, config: PcmeConfig, *, dim: int) -> None:
         super().__init__(config, dim=dim)

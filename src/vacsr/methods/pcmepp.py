@@ -1,7 +1,5 @@
 """PCME++: every item is a Gaussian, and pairs are compared by a distance in closed form."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import torch

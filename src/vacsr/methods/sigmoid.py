@@ -1,7 +1,5 @@
 """Sigmoid loss: −Σ log σ(±(a·cos+b)) / B over all pairs, the paper's baseline (SigLIP's loss)."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

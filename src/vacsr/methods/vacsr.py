@@ -1,7 +1,5 @@
 """VACSR: the variational adapter on v⊙t with its objective (paper §3)."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """VSE∞: a hinge on the hardest negative of every image and every caption."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import torch

@@ -4,8 +4,6 @@ To add a plot, write a function like :func:`dev_by_epoch` and add it to :data:`S
 with its title and caption.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,8 +14,7 @@ from markupsafe import Markup
 from vacsr.pages.plots import Array, Histogram, Line, histogram_plot, line_plot, value_range
 
 DIRECTION_NAMES = {"i2t": "image to text", "t2i": "text to image"}
-MOST = 8
-"""Rows in a plot, unless more are asked for."""
+MOST = 8  # rows in a plot, unless more are asked for
 _FIXED = ("vacsr", "infonce", "sigmoid")  # methods that always have the same colour
 _HUES = tuple(f"hue-{number}" for number in range(1, 9))
 _SMOOTH = 40  # points of a loss curve
@@ -33,8 +30,7 @@ class RunRecord(NamedTuple):
     """Its results by split (`test`) and by split and protocol (`test/eccv`), with the keys of the evaluation JSON."""
     history: Sequence[Mapping[str, Any]] = ()
     """The rows of metrics.jsonl: loss terms with their step, and `dev_rsum` at the end of an epoch."""
-    folder: Path | None = None
-    """The run folder, where the model still exists."""
+    folder: Path | None = None  # the run folder, where the model still exists
 
 
 class Plot(NamedTuple):
@@ -42,10 +38,8 @@ class Plot(NamedTuple):
 
     title: str
     picture: Markup
-    caption: str = ""
-    """Key of the caption in the template, or the caption itself."""
-    missing: tuple[str, ...] = ()
-    """Rows that were run and have no data for it: a curve alone might mislead."""
+    caption: str = ""  # key of the caption in the template, or the caption itself
+    missing: tuple[str, ...] = ()  # rows that were run and have no data for it: a curve alone might mislead
 
 
 class PlotGroup(NamedTuple):
@@ -53,23 +47,18 @@ class PlotGroup(NamedTuple):
 
     setting: str
     plots: tuple[Plot, ...]
-    not_run: tuple[str, ...] = ()
-    """Rows without a run in this setting."""
+    not_run: tuple[str, ...] = ()  # rows without a run in this setting
 
 
 class Curve(NamedTuple):
     """A curve averaged over seeds."""
 
-    mean: Array
-    """[P], NaN where no seed has a value."""
-    std: Array
-    """[P], 0 for a single seed."""
+    mean: Array  # [P], NaN where no seed has a value
+    std: Array  # [P], 0 for a single seed
     seeds: int
 
 
 class RowStyle(NamedTuple):
-    """How the lines of a row look."""
-
     colour: str
     dashed: bool = False
 
@@ -123,8 +112,7 @@ class Curves(NamedTuple):
 
     runs: Sequence[RunRecord]
     setting: str
-    styles: Mapping[str, RowStyle]
-    """Of the rows to draw."""
+    styles: Mapping[str, RowStyle]  # of the rows to draw
     split: str
 
     def seeds(self, row: str) -> list[RunRecord]:
@@ -170,8 +158,7 @@ class Lines(NamedTuple):
     title: str
     x_label: str
     y_label: str
-    numbered: bool = False
-    """Whether every point has its tick."""
+    numbered: bool = False  # whether every point has its tick
     y_range: tuple[float, float] | None = None
     digits: int = 1
 
@@ -268,7 +255,6 @@ def sigma_plots(curves: Curves) -> PlotGroup:
 
 
 def training_plots(curves: Curves) -> PlotGroup:
-    """Dev RSUM and loss."""
     drawn = [(plot(curves), title, caption) for plot, title, caption in TRAINING_PLOTS]
     return _group(curves, list(curves.styles), drawn)
 

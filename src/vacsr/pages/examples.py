@@ -1,7 +1,5 @@
 """Example queries with their answers, and pairs by interval of their grade, as plain data with pictures inside."""
 
-from __future__ import annotations
-
 import base64
 import io
 import math
@@ -17,39 +15,28 @@ _QUALITY = 82  # of WebP: a tenth of PNG's size without a visible difference
 
 
 class Picture(NamedTuple):
-    """An image of the data."""
-
     image_id: str
-    alt: str
-    """What it shows: its first caption, or its id."""
-    uri: str = ""
-    """The photo as data; empty where there is none, and the text is shown instead."""
+    alt: str  # what it shows: its first caption, or its id
+    uri: str = ""  # the photo as data; empty where there is none, and the text is shown instead
 
 
 class Answer(NamedTuple):
     """A retrieved image or caption, or one pair."""
 
-    picture: Picture | None
-    """None where a caption was retrieved."""
-    text: str
-    """The caption."""
-    kind: str
-    """A frame of style.css: official, unlabelled, partly, wrong or unknown."""
-    badge: str
-    """What is known of the pair, in words."""
-    grade: float | None
-    """The probability of a match; None for a method that only ranks."""
+    picture: Picture | None  # None where a caption was retrieved
+    text: str  # the caption
+    kind: str  # a frame of style.css: official, unlabelled, partly, wrong or unknown
+    badge: str  # what is known of the pair, in words
+    grade: float | None  # the probability of a match; None for a method that only ranks
     uncertainty: float | None
-    score: float = 0.0
-    """Shown where there is no grade."""
+    score: float = 0.0  # shown where there is no grade
 
 
 class RowAnswers(NamedTuple):
     """The best answers of one row of the comparison, best first."""
 
     row: str
-    rank: int
-    """Of the labelled match; of several, the best."""
+    rank: int  # of the labelled match; of several, the best
     answers: tuple[Answer, ...]
 
 
@@ -57,12 +44,9 @@ class Query(NamedTuple):
     """A caption or an image, and what each row answers."""
 
     query_id: str
-    text: str
-    """The caption; empty for an image."""
-    picture: Picture | None
-    """The image; None for a caption."""
-    unlabelled: int
-    """Known matches without a label."""
+    text: str  # the caption; empty for an image
+    picture: Picture | None  # the image; None for a caption
+    unlabelled: int  # known matches without a label
     rows: tuple[RowAnswers, ...]
 
 
@@ -71,10 +55,8 @@ class Interval(NamedTuple):
 
     low: float
     high: float
-    pairs: int
-    """Pairs of the sample with a grade in it."""
-    example: Answer | None
-    """None where there is no such pair."""
+    pairs: int  # pairs of the sample with a grade in it
+    example: Answer | None  # None where there is no such pair
 
 
 class Examples(NamedTuple):
@@ -82,13 +64,11 @@ class Examples(NamedTuple):
 
     setting: str
     split: str
-    rows: tuple[str, ...]
-    """The first is also shown by intervals of its grade."""
+    rows: tuple[str, ...]  # the first is also shown by intervals of its grade
     known: Known
     queries: tuple[Query, ...]
     intervals: tuple[Interval, ...]
-    sample: int
-    """Unlabelled pairs of which the intervals are drawn, at most."""
+    sample: int  # unlabelled pairs of which the intervals are drawn, at most
 
     def sigma_range(self, row: str) -> tuple[float, float]:
         """Lowest and highest σ among the answers of a row: rows measure σ in different ways."""

@@ -4,8 +4,6 @@ Text stays text and colours become variables of style.css, so one drawing serves
 give the same bytes.
 """
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Sequence
@@ -25,40 +23,31 @@ from matplotlib.ticker import MaxNLocator
 
 Array = npt.NDArray[np.float64]
 
-WIDTH = 340
-"""Of every plot in points, about a phone's column: text keeps its size there."""
+WIDTH = 340  # of every plot in points, about a phone's column: text keeps its size there
 _LEFT, _RIGHT, _BOTTOM = 36, WIDTH - 10, 42
 _ENTRY = 17  # height of a legend entry
 _RIDGE, _GAP = 40, 22  # height of a histogram, and of the text above it
 
 
 class Line(NamedTuple):
-    """A line of a plot."""
-
     name: str
-    x: Array
-    """[P]"""
-    y: Array
-    """[P], NaN where unknown."""
-    colour: str = "vacsr"
-    """Its name in style.css."""
+    x: Array  # [P]
+    y: Array  # [P], NaN where unknown
+    colour: str = "vacsr"  # its name in style.css
     dashed: bool = False
     dots: bool = False
     std: Array | None = None
     """[P]: a band this far above and below the line. NaN marks points of a single seed, drawn as rings."""
-    joined: bool = True
-    """False draws points without a line."""
+    joined: bool = True  # False draws points without a line
 
 
 class Histogram(NamedTuple):
     """Counts per bin."""
 
     name: str
-    counts: Array
-    """[B]"""
+    counts: Array  # [B]
     colour: str
-    note: str = ""
-    """Mean, median and so on, shown beside the name."""
+    note: str = ""  # mean, median and so on, shown beside the name
     median: float | None = None
 
 

@@ -1,7 +1,5 @@
 """Pages: plain data and a template give one HTML file that needs no network; only the audit's has a script."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
@@ -16,15 +14,10 @@ from vacsr.pages.sweeps import Sweeps, sweep_plots
 
 
 class Cell(NamedTuple):
-    """A cell of a table."""
-
     text: str
-    best: bool = False
-    """Set in bold."""
-    spread: str = ""
-    """Standard deviation: behind the number, in wide tables below it."""
-    mark: str = ""
-    """† or ‡: differs from the best baseline."""
+    best: bool = False  # set in bold
+    spread: str = ""  # standard deviation: behind the number, in wide tables below it
+    mark: str = ""  # † or ‡: differs from the best baseline
 
     @property
     def rest(self) -> str:
@@ -33,8 +26,6 @@ class Cell(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A row of a table."""
-
     name: str
     cells: Sequence[Cell]
 
@@ -47,33 +38,25 @@ class SettingTable(NamedTuple):
     head: Sequence[str]
     rows: Sequence[Row]
     notes: Sequence[str] = ()
-    differences: Sequence[Row] = ()
-    """Row, metric, other row, difference, 95% interval, p."""
+    differences: Sequence[Row] = ()  # row, metric, other row, difference, 95% interval, p
 
 
 class Comparison(NamedTuple):
     """What the page of a comparison shows."""
 
     title: str
-    lead: str
-    """How much was run, in a sentence."""
+    lead: str  # how much was run, in a sentence
     note: str
     tables: Sequence[SettingTable]
     runs: Sequence[RunRecord]
-    rows: Sequence[str]
-    """In the plots."""
-    settings: Sequence[str]
-    """In the plots."""
-    left_out: int = 0
-    """Rows that are only in the tables."""
-    not_run: Sequence[str] = ()
-    """Rows that were asked for and have no run."""
+    rows: Sequence[str]  # in the plots
+    settings: Sequence[str]  # in the plots
+    left_out: int = 0  # rows that are only in the tables
+    not_run: Sequence[str] = ()  # rows that were asked for and have no run
     sweeps: Sequence[Sweeps] = ()
     examples: Examples | None = None
-    examples_wanted: bool = False
-    """Whether examples were asked for; they need the models."""
-    split: str = "test"
-    """Whose results the plots show."""
+    examples_wanted: bool = False  # whether examples were asked for; they need the models
+    split: str = "test"  # whose results the plots show
 
 
 @cache

@@ -1,7 +1,5 @@
 """Sweeps: one parameter at a time, its default marked; ours, ours by the paper's metric, and the paper's points."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -15,29 +13,22 @@ from vacsr.pages.plots import Array, Line, line_plot, value_range
 class SweepPoint(NamedTuple):
     """One value of a parameter, all others at their defaults."""
 
-    name: str
-    """Of the parameter."""
+    name: str  # of the parameter
     value: float
     default: bool
     mean: float
-    std: float | None
-    """None for a single seed."""
-    alike: tuple[float, float | None] | None = None
-    """Mean and deviation of our number of the paper's kind."""
-    paper: float | None = None
-    """The paper's own number at this value, on its data."""
+    std: float | None  # None for a single seed
+    alike: tuple[float, float | None] | None = None  # mean and deviation of our number of the paper's kind
+    paper: float | None = None  # the paper's own number at this value, on its data
 
 
 class Sweeps(NamedTuple):
     """All sweeps of a setting."""
 
     points: Sequence[SweepPoint]
-    metric: str
-    """What the means are of, such as "test RSUM"."""
-    paper_metric: str = ""
-    """What the paper's numbers are of, such as "mAP@R, COCO, ViT-B/32"."""
-    alike_metric: str = ""
-    """Ours of the paper's kind, such as "mAP@R, mean of both directions"."""
+    metric: str  # what the means are of, such as "test RSUM"
+    paper_metric: str = ""  # what the paper's numbers are of, such as "mAP@R, COCO, ViT-B/32"
+    alike_metric: str = ""  # ours of the paper's kind, such as "mAP@R, mean of both directions"
 
 
 def sweep_plots(sweeps: Sweeps) -> Iterator[Plot]:

@@ -3,8 +3,6 @@
 The names below are loaded when first used: the command line reads :mod:`.policies` and should not wait for torch.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -8,8 +8,6 @@ that nobody labelled. docs/measurements.md compares it with other signals; the m
 good ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -26,19 +24,16 @@ from vacsr.scoring import PairScorer, PairScores
 from vacsr.scoring.topk import stable_topk
 from vacsr.search.wrong_share import WrongCount, WrongShare
 
-TOP = 200
-"""Of each kind, by default."""
+TOP = 200  # of each kind, by default
 RIVAL_WEIGHT, COSINE_WEIGHT = 10.0, 2.0
 """Times the share of wrong labels: weights in the suspicion of the best other image's agreement (1 at most), and of the
 cosine with the image alone. With few wrong labels an odd caption rarely fits elsewhere; with many, the other captions
 say less. Chosen on seed 0: Flickr8k with InfoNCE and three epochs, and people's grades of COCO."""
-DUPLICATE = 0.99
-"""Cosine of two image vectors from which the photos count as near-duplicates."""
+DUPLICATE = 0.99  # cosine of two image vectors from which the photos count as near-duplicates
 _EACH = 5  # missing captions of one image at most: a busy image would fill the list
 _ELEMENTS = 1 << 25  # cosines in memory at a time: 128 MB, whatever the size of the data set
 
-Progress = Callable[[int, int], None]
-"""Called with (images done, of)."""
+Progress = Callable[[int, int], None]  # called with (images done, of)
 
 
 class Known(NamedTuple):

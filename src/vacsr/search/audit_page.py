@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vacsr.data import PairSet, PhotoSet, load_images
-from vacsr.data.archives import StoredPhotos, file_photos
+from vacsr.data.archives import StoredPhotos
 from vacsr.data.arrow import write_table
 from vacsr.data.formats import OnError
 from vacsr.data.photos import Photos
@@ -26,8 +26,7 @@ from vacsr.search.audit import DUPLICATE, AuditReport, Known
 WRONG, MISSING, DUPLICATES, PAGE = "wrong.csv", "missing.csv", "duplicates.csv", "index.html"
 ROWS = "rows.parquet"
 TableFormat = Literal["csv", "parquet"]
-Pictures = dict[str, tuple[Photos, int]]
-"""A photo by image id: row of some photos."""
+Pictures = dict[str, tuple[Photos, int]]  # a photo by image id: row of some photos
 _SIDE = 144  # of a picture in the page, in pixels
 _SHOWN = 100  # suspects of each kind on the page; the CSV files hold all
 _SIBLINGS = 5  # captions shown of an image
@@ -48,34 +47,14 @@ _ROWS_HEAD = (
 
 
 def load_pictures(source: str, image_ids: Sequence[str], *, on_error: OnError = "fail") -> Pictures:
-    """Photos of a folder of files, or of the data set of a SPEC; a source without any of these images is refused."""
-    if Path(source).is_dir():
-        pictures = pictures_in(Path(source), image_ids)
-    else:
-        pairs = load_images(source, on_error=on_error)
-        if not isinstance(pairs, PhotoSet):
-            raise UsageError(f"--photos {source} holds embeddings, expected photos — give the folder they are in")
-        pictures = pairs.by_id()
-    if image_ids and not any(name in pictures for name in image_ids):
+    """The photos of a folder or SPEC by their ids; a source without any of these images is refused."""
+    pairs = load_images(source, on_error=on_error)
+    if not isinstance(pairs, PhotoSet):
+        raise UsageError(f"--photos {source} holds embeddings, expected photos — give the folder they are in")
+    if not set(image_ids) & set(pairs.image_ids):
         message = f"--photos {source} has none of the data's images, such as {image_ids[0]!r}"
         raise DataError(f"{message} — give the folder in which files have these names, or leave --photos out")
-    return pictures
-
-
-def pictures_in(folder: Path, image_ids: Sequence[str]) -> Pictures:
-    """Files whose path inside the folder, or else whose name, is an image id."""
-    candidates = ((name, path) for name in image_ids for path in (Path(name).name, name))
-    paths = {name: path for name, path in candidates if _is_inside(folder, path)}
-    photos = file_photos(folder, paths.values())
-    return {name: (photos, row) for row, name in enumerate(paths)}
-
-
-def _is_inside(folder: Path, path: str) -> bool:
-    """An id may be anything: also a way out of the folder, or longer than a name may be."""
-    try:
-        return ".." not in Path(path).parts and not Path(path).is_absolute() and (folder / path).is_file()
-    except OSError:
-        return False
+    return pairs.by_id()
 
 
 def short_spec(spec: str) -> str:

@@ -1,7 +1,5 @@
 """Fit grades, a cutoff and an answer set to labelled pairs, for galleries of every size."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,12 +19,9 @@ from vacsr.search.galleries import Labelled, Lists, searched_lists, simulated_li
 from vacsr.search.index import VectorIndex, direction_of, embedding_provenance, model_digest
 from vacsr.search.probabilities import HitModel, fit_hits
 
-CANDIDATES = 200
-"""Nearest by cosine that the method scores again."""
-DEPTH = 20
-"""Best by score to which grades are fitted."""
-FEWEST = 40
-"""Labelled images that a fit takes."""
+CANDIDATES = 200  # nearest by cosine that the method scores again
+DEPTH = 20  # best by score to which grades are fitted
+FEWEST = 40  # labelled images that a fit takes
 _CHECKED = 1.02  # an index counts as no larger than what was checked up to this
 
 

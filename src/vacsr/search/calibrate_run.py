@@ -4,8 +4,6 @@ Beside the latter lie the vectors of the labelled pairs, so :func:`refit` follow
 Leakage is checked by the names of splits, and then by images, however data and splits are spelled.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +18,7 @@ from vacsr.errors import ConfigError, DataError, UsageError, VacsrError
 from vacsr.evaluate.report import markdown_table
 from vacsr.files import read_json, write_json
 from vacsr.hub import hub_id
-from vacsr.pretrained import encoder_spec, model_folder
+from vacsr.pretrained import encoder_spec
 from vacsr.scoring import PairScorer
 from vacsr.scoring.topk import Direction
 from vacsr.search.calibrate import (
@@ -32,7 +30,17 @@ from vacsr.search.calibrate import (
     check_calibration,
 )
 from vacsr.search.galleries import Labelled
-from vacsr.search.index import VectorIndex, check_fits, direction_of, embedding_provenance, held_kind, model_digest
+from vacsr.search.index import (
+    VectorIndex,
+    calibration_path,
+    calibration_paths,
+    check_fits,
+    direction_of,
+    embedding_provenance,
+    held_kind,
+    index_calibration_path,
+    model_digest,
+)
 from vacsr.train.checkpoint import run_pairs, run_section
 
 _ARROWS: dict[Direction, str] = {"i2t": "image → text", "t2i": "text → image"}
@@ -115,7 +123,7 @@ def calibrate_run(
     trained, home = encoders is None, _enclosing_run(run)
     if pairs is None and encoders is not None and not encoders.startswith("features:"):
         raise UsageError(f"{run} has no data of its own — name labelled pairs: --pairs SPEC")
-    path = out or _index_path(index) or (calibration_path(run) if trained and hub_id(run) is None else None)
+    path = out or index_calibration_path(index) or (calibration_path(run) if trained and hub_id(run) is None else None)
     if path is None:
         message = f"{run} has no folder for a calibration"
         raise UsageError(f"{message} — fit it to an index (--index exact:FOLDER), or name a file: --out search.json")
@@ -134,21 +142,11 @@ def calibrate_run(
     calibration = calibrate(scorer, labelled, settings, index=index, spec=spec, selected_on=selected_on)
     checks = {} if others is None else check_calibration(scorer, others, calibration)
     write_json(path, calibration.model_dump(mode="json"))
-    if path == _index_path(index):
+    if path == index_calibration_path(index):
         labelled.write(path.with_suffix(".safetensors"))
     if selected_on == split:
         warnings.warn(f"training chose the epoch on {split} too, so the model is slightly better there", stacklevel=2)
     return CalibratedRun(calibration, path, checks, check or "")
-
-
-def calibration_path(run: Path) -> Path:
-    return model_folder(run) / "search.json"
-
-
-def _index_path(index: VectorIndex | None) -> Path | None:
-    """In the folder of a local index; None for one without a folder."""
-    local = index is not None and index.where and Path(index.where).is_dir()
-    return Path(index.where) / "search.json" if index is not None and local else None
 
 
 def follow_growth(run: Path, scorer: PairScorer, index: VectorIndex) -> str:
@@ -163,7 +161,7 @@ def follow_growth(run: Path, scorer: PairScorer, index: VectorIndex) -> str:
 
 
 def _follow(run: Path, scorer: PairScorer, index: VectorIndex) -> str:
-    before, path = load_calibration(run, index, model=model_digest(scorer.model)), _index_path(index)
+    before, path = load_calibration(run, index, model=model_digest(scorer.model)), index_calibration_path(index)
     fitted = None if before is None else before.of(direction := direction_of(index.provenance))
     if before is None or fitted is None or fitted.covers(len(index)):
         return ""
@@ -179,12 +177,6 @@ def _follow(run: Path, scorer: PairScorer, index: VectorIndex) -> str:
     after = calibrate(scorer, labelled, settings, index=index, spec=before.pairs, selected_on=before.selected_on)
     write_json(path, after.model_dump(mode="json"))
     return f"{message}, so they were fitted again to the same pairs. {_limits(after.of(direction) or fitted)}"
-
-
-def calibration_paths(run: Path, index: VectorIndex | None = None) -> list[Path]:
-    """Where a calibration may be: the first that exists is used, that of the index before that of the run."""
-    paths = [_index_path(index), None if encoder_spec(run) is not None else calibration_path(run)]
-    return [path for path in paths if path is not None]
 
 
 def load_calibration(run: Path, index: VectorIndex | None = None, *, model: str) -> Calibration | None:

@@ -5,8 +5,6 @@ for as many hits as the images are worth (Korn and Graubard 1998). The set is sp
 image at the same weight (Dunn, Wasserman and Ramdas 2022).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import sqrt
 from statistics import NormalDist
@@ -19,15 +17,12 @@ from scipy.special import betaincinv
 from vacsr.evaluate.uncertainty import Array
 from vacsr.search.probabilities import Mask
 
-FEW = 30
-"""Hits behind a share that is to mean something."""
+FEW = 30  # hits behind a share that is to mean something
 _STEP = 0.9  # the next try at a cutoff shows so many of the hits
 _NORMAL = NormalDist()
 
 
 class Graded(NamedTuple):
-    """Queries with known answers."""
-
     grade: Array  # [Q, k] of their first hits, never rising
     right: Mask  # [Q, k]
     image: NDArray[np.int64]  # [Q] whose queries they are

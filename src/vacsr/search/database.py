@@ -3,8 +3,6 @@
 A backend says how to connect, and how rows are read, written, deleted and searched; :mod:`.qdrant` is a short one.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -28,8 +26,6 @@ _OPTION = re.compile(r"(.+),(\w+)=([^,]+)", re.DOTALL)
 
 
 class Row(NamedTuple):
-    """What a database returns under one id."""
-
     id: str
     metadata: Metadata
     vector: Sequence[float] = ()
@@ -39,10 +35,8 @@ class Row(NamedTuple):
 class DatabaseIndex(VectorIndex):
     """Ids and metadata must be Unicode text. Equal scores have no order."""
 
-    unit: ClassVar[str] = "collection"
-    """The option that names one of several indexes in a place."""
-    kinds: ClassVar[tuple[str, ...]] = ()
-    """What ``index=`` may be; empty: the database knows."""
+    unit: ClassVar[str] = "collection"  # the option that names one of several indexes in a place
+    kinds: ClassVar[tuple[str, ...]] = ()  # what ``index=`` may be; empty: the database knows
     _client: Any  # with close()
 
     def __init__(self, where: str, *, dim: int | None = None, provenance: str = "") -> None:
@@ -202,7 +196,6 @@ def import_extra(extra: str, *modules: str) -> Any:
 
 
 def disk_bytes(path: Path) -> int:
-    """Of a file, or of all files in a folder."""
     return sum(file.stat().st_size for file in [path, *path.rglob("*")] if file.is_file())
 
 

@@ -9,8 +9,6 @@ FAISS proposes candidates, and these are scored from the stored vectors, so that
 as an exact one. FAISS trusts its files: open only folders that you trust.
 """
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 A stop at any time costs one batch: the same call continues, since it skips what the index already holds.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re
@@ -24,8 +22,7 @@ from vacsr.errors import DataError, UsageError
 from vacsr.scoring import PairScorer
 from vacsr.search.index import Metadata, VectorIndex
 
-ORIGIN = ("source", "from", "mark")
-"""Metadata that say where an item comes from; of no use to whoever searches."""
+ORIGIN = ("source", "from", "mark")  # metadata that say where an item comes from; of no use to whoever searches
 _LOOKUP = 4096  # ids whose metadata are in memory at a time
 _MAX_PRUNED = 0.5  # share of a source's items that are pruned without a question
 _PHOTOS = {"cpu": 32, "cuda": 256}  # through the tower at a time
@@ -33,8 +30,6 @@ _SPLIT = re.compile(r"(?:,|(?<=:))split=[^,=]*$")
 
 
 class Filled(NamedTuple):
-    """Items so far."""
-
     added: int = 0
     replaced: int = 0
     skipped: int = 0  # in the index already, unchanged or under another id

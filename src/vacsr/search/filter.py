@@ -1,7 +1,5 @@
 """A cleaned data set: without the captions that an audit suspects most."""
 
-from __future__ import annotations
-
 import csv
 import io
 import os
@@ -33,7 +31,6 @@ def parse_share(option: str, text: str) -> float:
 
 
 def check_share(keep: float | None, max_wrong: float | None) -> None:
-    """One of the two, a share."""
     if (keep is None) == (max_wrong is None) or not 0 < (keep or max_wrong or 0.0) <= 1:
         given = keep if max_wrong is None else max_wrong if keep is None else f"{keep} and {max_wrong}"
         message = f"expected one share above 0 and at most 1, not {given}"

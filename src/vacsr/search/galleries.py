@@ -30,8 +30,7 @@ from vacsr.search.index import Entry, Hits, VectorIndex
 from vacsr.search.probabilities import HitModel, Mask
 
 _STEP = 10**0.2  # from one size to the next
-QUERIES = 5_000
-"""That are searched with, spread over the images."""
+QUERIES = 5_000  # that are searched with, spread over the images
 _PRODUCTS = 2e9  # queries times items at most: keeps a calibration on a million items under a minute
 _MATRIX = 5e7  # scores in memory
 _GALLERY = 5_000  # labelled images that are searched at most
@@ -75,7 +74,6 @@ class Labelled(NamedTuple):
 
     @classmethod
     def read(cls, path: Path, *, device: torch.device) -> Labelled:
-        """What :meth:`write` wrote."""
         tensors, metadata = read_tensors(path)
         try:
             images, texts = (tensors[name].to(device) for name in ("images", "texts"))
@@ -90,7 +88,6 @@ class Labelled(NamedTuple):
         write_tensors(path, tensors, metadata={**metadata, "split": self.split})
 
     def digest(self) -> str:
-        """Of ids and labels."""
         return content_fingerprint(*self.image_ids, *self.caption_ids, self.owner.tobytes())
 
 

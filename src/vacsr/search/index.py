@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from operator import eq
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
@@ -54,22 +55,16 @@ class Hits(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What an index holds under one id."""
-
     vector: Tensor  # [d] float32
     metadata: Metadata
 
 
 class AddResult(NamedTuple):
-    """Counts of one call."""
-
     added: int
     replaced: int
 
 
 class IndexInfo(NamedTuple):
-    """Size and contents of an index."""
-
     kind: str
     where: str
     vectors: int
@@ -287,6 +282,26 @@ def embedding_provenance(model: MatchingModel, kind: str = "images") -> str:
         message = f"{name} gives every image a variance beside its vector, and an index stores vectors only"
         raise UsageError(f"{message} — use a model of another method, such as vacsr")
     return f"{kind}:{model_digest(model, method=False)}"
+
+
+def calibration_path(run: Path) -> Path:
+    from vacsr.pretrained import model_folder
+
+    return model_folder(run) / "search.json"
+
+
+def index_calibration_path(index: VectorIndex | None) -> Path | None:
+    """In the folder of a local index; None for one without a folder."""
+    local = index is not None and index.where and Path(index.where).is_dir()
+    return Path(index.where) / "search.json" if index is not None and local else None
+
+
+def calibration_paths(run: Path, index: VectorIndex | None = None) -> list[Path]:
+    """Where a calibration may be: the first that exists is used, that of the index before that of the run."""
+    from vacsr.pretrained import encoder_spec
+
+    paths = [index_calibration_path(index), None if encoder_spec(run) is not None else calibration_path(run)]
+    return [path for path in paths if path is not None]
 
 
 def _checked_ids(ids: Sequence[str]) -> list[str]:

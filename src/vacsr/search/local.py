@@ -1,7 +1,5 @@
 """`exact:FOLDER`: an index in a folder, searched exactly, without a server. See :mod:`.store` for its files."""
 
-from __future__ import annotations
-
 import json
 import os
 import sqlite3

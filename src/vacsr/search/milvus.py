@@ -7,8 +7,6 @@ their id: the client writes keys into its queries unescaped, so a quote in an id
 There are two collections: the vectors, and NAME_about with one row of facts, written last, and one row per source.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

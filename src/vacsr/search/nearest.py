@@ -4,8 +4,6 @@ Block products are fast and slightly rounded. Every row whose product comes clos
 are scored again in float64, and these scores decide. So equal vectors have equal scores, and ties go by row.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from numpy.typing import NDArray

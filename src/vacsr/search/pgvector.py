@@ -8,8 +8,6 @@ Vectors travel as bytes, and lie in the rows of their table: moved out of them, 
 kilobytes, each would be looked up by itself.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -37,8 +37,6 @@ class Scored(NamedTuple):
 
 
 class Ranked(NamedTuple):
-    """A policy's result."""
-
     order: Sequence[int]  # positions of the candidates to show, best first
     answered: bool = True
     reason: str = ""

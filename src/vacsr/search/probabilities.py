@@ -5,8 +5,6 @@ other candidates of the same query, by the odds of a softmax. More items bring m
 its grade, so one fit serves galleries of every size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

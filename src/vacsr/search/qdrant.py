@@ -7,8 +7,6 @@ time and lets one process open the folder. Its files are pickled, so open only f
 Points are keyed by a hash of their id. The facts about an index are the metadata of its collection.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sqlite3

@@ -24,10 +24,19 @@ from vacsr.model import MatchingModel
 from vacsr.scoring import Images, PairScorer, PairScores, Texts
 from vacsr.scoring.topk import Direction
 from vacsr.search.calibrate import CANDIDATES, Calibration, DirectionCalibration
-from vacsr.search.calibrate_run import calibration_paths, read_calibration
+from vacsr.search.calibrate_run import read_calibration
 from vacsr.search.fill import ORIGIN
 from vacsr.search.galleries import Rescored, rescore
-from vacsr.search.index import Hits, LazyList, VectorIndex, check_fits, direction_of, embedding_provenance, model_digest
+from vacsr.search.index import (
+    Hits,
+    LazyList,
+    VectorIndex,
+    calibration_paths,
+    check_fits,
+    direction_of,
+    embedding_provenance,
+    model_digest,
+)
 from vacsr.search.policies import SCORE, Policy, Scored, choose_policy
 
 Way = Literal["t2i", "i2t", "i2i", "t2t"]

@@ -10,8 +10,6 @@ the old pair keep it open. Whatever is in the folder may have been prepared by s
 checked, links are refused, and nothing outside the folder is opened or deleted.
 """
 
-from __future__ import annotations
-
 import json
 import mmap
 import os
@@ -128,7 +126,6 @@ class Snapshot:
         return rows
 
     def item(self, row: int) -> tuple[str, Metadata]:
-        """Id and metadata."""
         for key, text in self.database.query("SELECT id, metadata FROM items WHERE row = ?", (row,)):
             return self._name(key), self._metadata(text)
         raise damaged(self.database.path, f"row {row} is missing")

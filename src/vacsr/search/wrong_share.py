@@ -5,8 +5,6 @@ pairs, but shifted: training on a wrong label pulls its pair together. Shift and
 likelihood. docs/measurements.md says how often the interval holds.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple, Self
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The service: its paths, over FastAPI, and what they do."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import hashlib

@@ -1,7 +1,5 @@
 """The model's thread: queries that come at the same time are collected, and run together."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import deque
@@ -20,8 +18,7 @@ from vacsr.serve.schemas import ClientGone, busy, stale_index
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
 T = TypeVar("T")
-Gone = Callable[[int], bool]
-"""Has the client of the job at this position of the batch left? Any thread may ask."""
+Gone = Callable[[int], bool]  # has the client of the job at this position of the batch left? Any thread may ask
 
 
 class Batcher(Generic[Item, Outcome]):
@@ -53,7 +50,6 @@ class Batcher(Generic[Item, Outcome]):
         return len(self._waiting)
 
     async def submit(self, job: Item) -> Outcome:
-        """The outcome of a job, when its batch is done."""
         if self._closing:
             raise busy("the service is stopping", status=503, code="stopping")
         if self._task is None:
@@ -129,8 +125,6 @@ class Batcher(Generic[Item, Outcome]):
 
 
 class SearchJob(NamedTuple):
-    """One query: words, or an image."""
-
     query: str | Image.Image
     k: int
     policy: str
@@ -138,8 +132,6 @@ class SearchJob(NamedTuple):
 
 
 class ScoreJob(NamedTuple):
-    """Every text with every image."""
-
     texts: tuple[str, ...]
     images: tuple[Image.Image, ...]
 

@@ -1,7 +1,5 @@
 """Images that requests bring or name: uploads are decoded within limits, in processes that can be killed."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import binascii
@@ -23,8 +21,7 @@ from vacsr.errors import DataError, EnvironmentProblem
 from vacsr.serve.schemas import Problem, ServiceSettings
 
 T = TypeVar("T")
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "AVIF")
-"""Of uploads: fewer than a person's own files may have."""
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "AVIF")  # of uploads: fewer than a person's own files may have
 _WORKERS = 4  # at most, so as many images in full size in memory at once
 _MAX_RESIZED = 2**24  # pixels of a long, narrow image at the size from which the centre is cut
 
@@ -55,7 +52,6 @@ class Decoder:
         return await self.in_thread(lambda: resize_for_model(read(), self._transform))
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Run something that reads photos."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def close(self) -> None:
@@ -89,7 +85,6 @@ class KillablePool:
         return self._threads.submit(self._run, function, arguments, seconds)
 
     def close(self) -> None:
-        """Kill the processes, whatever they do."""
         self._closed = True
         for worker in list(self._workers):
             worker.process.kill()

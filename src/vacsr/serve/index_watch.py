@@ -1,7 +1,5 @@
 """The index while it is served: what other processes change in it, and the photos of its items."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import logging
@@ -23,8 +21,7 @@ log = logging.getLogger("vacsr.serve")
 
 _LOOK = 0.05  # seconds between two looks, at least
 FindPhotos = Callable[[], Sequence[PhotoSet]]
-Between = Callable[[Callable[[], Any]], Awaitable[Any]]
-"""Runs something in a certain thread."""
+Between = Callable[[Callable[[], Any]], Awaitable[Any]]  # runs something in a certain thread
 PhotosById = dict[str, tuple[Photos, int]]
 """Where the photo of an id is. They are found at the start, and a request only picks one."""
 

@@ -1,7 +1,5 @@
 """Where limits are enforced: in ASGI middleware around the application, and in uvicorn's HTTP protocol below it."""
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import logging
@@ -23,8 +21,7 @@ from vacsr.serve.schemas import ClientGone, Problem, ServiceSettings, busy
 
 log = logging.getLogger("vacsr.serve")
 
-SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-"""Buckets of the histograms of times."""
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)  # buckets of the histograms of times
 _OPEN = ("/", "/healthz")  # need no token: neither shows anything of the data
 _UNLIMITED = ("/healthz", "/metrics")  # answered at any load: neither waits for the model
 _LABELS = ("/", "/search", "/score", "/info", "/healthz", "/metrics", "/openapi.json")

@@ -1,7 +1,5 @@
 """What the service is configured with, what requests and answers hold, and how both are described in OpenAPI."""
 
-from __future__ import annotations
-
 import json
 from typing import Annotated, Any, Literal
 

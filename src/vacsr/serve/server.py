@@ -1,7 +1,5 @@
 """The application on a port of this machine, until a signal stops it."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import ipaddress

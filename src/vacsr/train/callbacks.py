@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from vacsr.model import MatchingModel
     from vacsr.train.trainer import Trainer
 
-Row = dict[str, Any]
-"""One line of the log. Every row has a ``step``: the last one that it knows of."""
+Row = dict[str, Any]  # one line of the log. Every row has a ``step``: the last one that it knows of
 
 _LINES = 10  # of progress, about, that stay on the screen where epochs have no metrics
 
@@ -125,7 +124,6 @@ class WandbTracker(Callback):
 
 
 def _require(module: str, extra: str) -> Any:
-    """Import an optional package."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

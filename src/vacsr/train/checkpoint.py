@@ -3,8 +3,6 @@
 One safetensors file and one rename: after a kill at any moment there is either the old state or the new one.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -70,7 +68,6 @@ def save_checkpoint(
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """Is there a state to resume from?"""
     return (folder / FILE).is_file()
 
 

@@ -1,7 +1,5 @@
 """From a data set to batches on the device: what is read, in which order, and which images are mixed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path

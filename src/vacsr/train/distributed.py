@@ -1,7 +1,5 @@
 """Several processes as one: each has its rows of the batch, sees every caption and adds up the gradients."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import warnings
@@ -116,6 +114,5 @@ def check_ranks_agree(description: Mapping[str, Any], world: World) -> None:
 
 
 def barrier(world: World) -> None:
-    """Wait for all ranks."""
     if world.size > 1:
         dist.barrier()

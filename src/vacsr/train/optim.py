@@ -1,7 +1,5 @@
 """Optimisers with learning rates per group, AdamP among them, and the learning-rate schedule as a pure function."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from itertools import groupby

@@ -1,7 +1,5 @@
 """Retrieval as a task of the trainer: image–caption pairs, a matching model, dev RSUM."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping

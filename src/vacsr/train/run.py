@@ -1,7 +1,5 @@
 """A recipe from data to report, which is what `vacsr train` runs, and the evaluation of a finished run."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress

@@ -1,7 +1,5 @@
 """The one training loop. It knows epochs, steps, logs and checkpoints; a :class:`Task` says what is trained."""
 
-from __future__ import annotations
-
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -89,7 +87,6 @@ class Task(ABC):
         return self.model.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """What :meth:`state_dict` gave."""
         self.model.load_state_dict(state)
 
     def result_state(self) -> dict[str, Tensor]:
@@ -124,7 +121,6 @@ class Run:
         return self.state.stopped
 
     def to_dict(self) -> dict[str, Any]:
-        """Log and report as plain values."""
         report = None if self.report is None else self.report.to_dict()
         path = None if self.path is None else str(self.path)
         return {"path": path, "interrupted": self.interrupted, "history": list(self.history), "report": report}
@@ -158,7 +154,6 @@ class Trainer:
 
     @property
     def total_steps(self) -> int:
-        """Batches of the whole run."""
         return self.task.steps_per_epoch * int(self.config.epochs)
 
     def resume(self) -> None:

@@ -1,7 +1,5 @@
 """Made-up data sets in the 15 layouts of CoOp's data instructions: tiny photos, the real files and folders."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

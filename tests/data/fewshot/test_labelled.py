@@ -1,7 +1,5 @@
 """Photos with labels: chosen, relabelled, halved."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

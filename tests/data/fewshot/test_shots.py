@@ -1,7 +1,5 @@
 """Draws of a few photos of each class: by seed, saved, and as others published them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The picture world as labelled photos: which classes, what they show, and in which words they are asked for."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Exact relevance against a second reading of what facts mean, written from the fields alone."""
 
-from __future__ import annotations
-
 import random
 from itertools import permutations
 from typing import Any

@@ -1,7 +1,5 @@
 """Pictures of scenes: the same at every size, with everything in them to be seen; and in other domains."""
 
-from __future__ import annotations
-
 import base64
 import random
 from dataclasses import replace

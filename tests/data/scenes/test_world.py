@@ -1,7 +1,5 @@
 """The generated picture world as a data set: options, seeds, splits, captions, subjects."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 from typing import Any

@@ -5,8 +5,6 @@ Edits are plain functions on one row of tokens [L, W]: ``words(x)``, ``entry(x)`
 ``after(depth, inputs, x)``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What every few-shot method must do, and zero-shot CLIP, which is the base class itself."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

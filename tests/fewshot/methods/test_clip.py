@@ -1,7 +1,5 @@
 """CLIP's features against the plain reference, and where they come from."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """CLIPood against a plain CLIP, its margin in words, and its mean of weights in closed form."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """MMA's adapters against a plain reference, their gradients, and where they start."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """MMRL's tokens, features and loss against a plain reference, and who is scored by what."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

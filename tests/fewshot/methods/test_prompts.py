@@ -1,7 +1,5 @@
 """CoOp, CoCoOp, MaPLe and CoPrompt against a plain CLIP whose tokens are exchanged one by one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """VACSR on photos × classes against the retrieval method's own parts and a plain CLIP."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

@@ -1,7 +1,5 @@
 """A browser without a window, driven over DevTools' own pipe: no driver and no package is needed."""
 
-from __future__ import annotations
-
 import json
 import os
 import queue

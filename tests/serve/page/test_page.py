@@ -1,7 +1,5 @@
 """What can be said of the page without a browser: it stands alone, keeps to its policy, and fits the service."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

@@ -1,7 +1,5 @@
 """The page in a real browser, over a real port: questions and answers, tokens, refusals, a service that is gone."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from dataclasses import replace

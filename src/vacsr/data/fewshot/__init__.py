@@ -1,7 +1,5 @@
 """Photos with classes, by name: ``load_classes("coop:DATA,set=oxford_pets")``, and draws of a few of each class."""
 
-from __future__ import annotations
-
 from vacsr.data.fewshot import coop, custom  # noqa: F401, each registers its formats
 from vacsr.data.fewshot.labelled import FewshotSource, LabelledPhotos, base_and_new, check_template
 from vacsr.data.fewshot.shots import Shots, draw_shots, load_shots, save_shots, take_shots

@@ -8,8 +8,6 @@ are positions in the sorted list of folders; the folders of ImageNet-V2 are the 
 ImageNet's ``val`` both to validate and to test; here it is the test alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path

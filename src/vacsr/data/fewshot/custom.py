@@ -5,8 +5,6 @@ without splits), the rest to training. Training gets at least one photo of a cla
 two. Which photos go where depends on the seed and the names alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Self

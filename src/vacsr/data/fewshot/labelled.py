@@ -39,7 +39,6 @@ class LabelledPhotos:
             raise DataError(f"{message}, there are {len(self.classes)} classes — expected 0 to {len(self.classes) - 1}")
 
     def __len__(self) -> int:
-        """The number of photos."""
         return len(self.photos)
 
     def ids(self) -> list[str]:
@@ -72,7 +71,6 @@ class LabelledPhotos:
             raise DataError(f"{message} — copy the photos again, or correct the path")
 
     def digest(self) -> str:
-        """Of photos, labels and class names."""
         data = hashlib.sha256(self.photos.digest().encode())
         data.update(self.labels.cpu().contiguous().numpy().tobytes())
         data.update("\0".join(self.classes).encode(errors="surrogatepass"))
@@ -114,8 +112,6 @@ class Entry(NamedTuple):
 
 
 class Splits(NamedTuple):
-    """The photos of a data set."""
-
     train: Sequence[Entry]
     val: Sequence[Entry]
     test: Sequence[Entry]
@@ -143,7 +139,6 @@ def check_template(template: str) -> str:
 
 
 def build_source(root: Path, splits: Splits, *, name: str, template: str) -> FewshotSource:
-    """The source of photos under ``root``."""
     check_template(template)
     classes = splits.classes or class_names([*splits.train, *splits.val, *splits.test], source=name)
 

@@ -8,8 +8,6 @@ Draws in files: ``.json``, ``{"train": [[path, label, class name], …], "val": 
 wrote it; ``.txt``, one path per line, all to train on. Paths are those inside the data set, or end in one of them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import posixpath
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,8 +25,6 @@ VAL_SHOTS = 4  # the most validation photos per class, as in CoOp
 
 
 class Shots(NamedTuple):
-    """Which photos of a source were drawn."""
-
     train: Tensor  # [S] int64 rows of source.train, by class
     val: Tensor  # [V] int64 rows of source.val, or of source.train where the source has none; see take_shots
     hash: str  # of names and labels: two runs with the same one saw the same photos
@@ -77,7 +73,6 @@ def val_split(source: FewshotSource) -> LabelledPhotos:
 
 
 def entries_of(photos: LabelledPhotos, rows: Tensor) -> list[Entry]:
-    """The rows as (path, label, class name)."""
     ids, labels = photos.ids(), photos.labels.tolist()
     return [Entry(ids[row], labels[row], photos.classes[labels[row]]) for row in rows.tolist()]
 

@@ -8,8 +8,6 @@ A scene depends on the seed, its split and its position in it alone: a larger wo
 more captions per image do not change the first ones.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Annotated, NamedTuple
@@ -37,27 +35,19 @@ class SceneOptions(WorldOptions):
     """Of a world of pictures."""
 
     images: PositiveInt = 2000
-    size: Size = 64
-    """Pixels along an edge of a picture."""
+    size: Size = 64  # pixels along an edge of a picture
     subject: Annotated[int, Field(ge=0, le=1)] = 0
     """1: every scene has a subject, larger than all else there, and captions speak of it."""
 
 
 class SceneWorld(NamedTuple):
-    """Photos and captions, and the truth behind them."""
-
     pairs: PhotoSet
     scenes: tuple[Scene, ...]  # [N], in the order of the photos
     statements: tuple[Statement, ...]  # [M], in the order of the captions
 
 
 def scene_world(options: SceneOptions | None = None, *, split: str | None = None) -> SceneWorld:
-    """Generate one split; None or "all" for the three of them, one after the other.
-
-    >>> world = scene_world(SceneOptions(images=8), split="dev")
-    >>> world.pairs.describe(), len(world.scenes), len(world.statements)
-    ('dev: 2 photos, 10 captions, 5 per photo', 2, 10)
-    """
+    """Generate one split; None or "all" for the three of them, one after the other."""
     chosen = options or SceneOptions()
     draw, claim_of = (draw_subject_scene, draw_subject_claim) if chosen.subject else (draw_scene, draw_claim)
     image_ids: list[str] = []
@@ -84,12 +74,10 @@ def scene_grades(world: SceneWorld) -> Tensor:
 
 @register("scenes", options=("images", "held_out", "per_image", "size", "subject", "seed", "split"))
 def load_scene_pairs(spec: Spec, _on_error: OnError) -> PhotoSet:
-    """The photos and captions of the world that a SPEC names."""
     return load_scenes(spec).pairs
 
 
 def load_scenes(spec: Spec) -> SceneWorld:
-    """The world that a ``scenes:`` SPEC names."""
     return scene_world(spec.fill(SceneOptions), split=spec.option("split"))
 
 

@@ -1,7 +1,5 @@
 """The seven backgrounds, painted in pictures of any size: the same lines and dots, whatever the number of pixels."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,7 +34,6 @@ class _Easel:
         self.image = Image.new("RGB", (canvas, canvas))
 
     def sky(self, stops: Stops) -> None:
-        """Fill everything."""
         self.image.paste(self._gradient(stops))
 
     def fill(self, points: Points, stops: Stops, *, alpha: float = 1.0, blur: float = 0.0) -> None:
@@ -45,14 +42,12 @@ class _Easel:
             pen.polygon(self._at(points), fill=round(255 * alpha))
 
     def dots(self, discs: Discs, colour: str, *, alpha: float = 1.0, blur: float = 0.0) -> None:
-        """Fill discs."""
         with self._mask(ImageColor.getrgb(colour), blur) as pen:
             for x, y, radius in discs:
                 corners = [(x - radius, y - radius), (x + radius, y + radius)]
                 pen.ellipse(self._at(corners), fill=round(255 * alpha))
 
     def lines(self, paths: Sequence[Points], colour: str, *, width: float, alpha: float = 1.0) -> None:
-        """Strokes of one width."""
         pixels = max(1, round(width * self.canvas))
         with self._mask(ImageColor.getrgb(colour)) as pen:
             for path in paths:

@@ -10,8 +10,6 @@ The facts of a claim decide how partly true scenes are graded:
 - a relation is one fact between the shapes, and one more between the things as described.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ its class and its number in the class alone: more photos do not change the first
 scenes. Rows go through all classes once, then again, so that fewer photos of each are the first rows of more.
 """
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 from typing import Annotated
@@ -32,8 +30,8 @@ def scene_class_list(count: int, *, seed: int) -> tuple[str, ...]:
     further whenever both end together. So the second half, the "new" classes, has new pairs of the colours and shapes
     of the first half. From 20 classes on, fewer are the first of more.
 
-    >>> scene_class_list(4, seed=0)
-    ('green star', 'red fish', 'red star', 'green fish')
+    >>> scene_class_list(6, seed=0)
+    ('green star', 'red fish', 'purple boat', 'red star', 'purple fish', 'green boat')
     """
     half = math.ceil(count / 2)
     colours = stream(seed, "classes/colours").sample(COLOURS, len(COLOURS))[:half]
@@ -49,20 +47,15 @@ class ClassOptions(Config):
 
     classes: Annotated[int, Field(ge=4, le=len(SHAPES) * len(COLOURS))] = 24
     """Colours on shapes; see :func:`.scene_class_list` for which, and in what order."""
-    train: PositiveInt = 40
-    """Photos of each class to draw shots from; 16 shots and their validation take 20."""
-    test: PositiveInt = 50
-    """Photos of each class to test on."""
-    size: Size = 64
-    """Pixels along an edge of a photo."""
-    seed: int = 0
-    """Of classes and scenes."""
+    train: PositiveInt = 40  # photos of each class to draw shots from; 16 shots and their validation take 20
+    test: PositiveInt = 50  # photos of each class to test on
+    size: Size = 64  # pixels along an edge of a photo
+    seed: int = 0  # of classes and scenes
     domain: Domain = "plain"
 
 
 @register("scenes", options=("classes", "train", "test", "size", "seed", "domain"), formats=CLASS_FORMATS)
 def scene_classes(spec: Spec, _whole: bool = False) -> FewshotSource:
-    """The labelled photos that a ``scenes:`` SPEC names."""
     return class_source(spec.fill(ClassOptions))
 
 

@@ -4,8 +4,6 @@ Descriptions are existential: "a star" means that there is some star. "Left of" 
 left by a clear gap, and more to the left than up or down.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,23 +37,17 @@ class Kind:
 
 @dataclass(frozen=True)
 class IsBackground:
-    """The background is this one."""
-
     name: str
 
 
 @dataclass(frozen=True)
 class AtLeast:
-    """There are this many such things, or more."""
-
     kind: Kind
     count: int
 
 
 @dataclass(frozen=True)
 class Exactly:
-    """There are this many such things, no more."""
-
     kind: Kind
     count: int
 

@@ -5,8 +5,6 @@ captions fit many scenes and others fit one. Scenes with a subject have one thin
 classes of few-shot recognition. A small CLIP learns to name things from these, but backgrounds from ordinary scenes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import random
@@ -68,8 +66,6 @@ SHAPES = tuple(_HABITS)
 
 @dataclass(frozen=True)
 class Thing:
-    """One object of a scene."""
-
     shape: str
     colour: str
     size: str
@@ -86,8 +82,6 @@ class Thing:
 
 @dataclass(frozen=True)
 class Scene:
-    """A background and what is on it."""
-
     background: str
     variant: int  # which picture of the background
     things: tuple[Thing, ...]

@@ -4,8 +4,6 @@ A shift works on pixels and leaves every thing its shape, its position and a sha
 true. Lengths are shares of the picture's width: a shift looks alike at any size.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Mapping
@@ -71,7 +69,6 @@ class SceneRenderer:
 
 
 def shifted(pixels: Pixels, domain: Domain, *, rng: random.Random) -> Pixels:
-    """One picture in a domain."""
     if domain == "plain":
         return pixels
     levels = _SHIFTS[domain](pixels.astype(np.float64) / 255, rng)
@@ -108,7 +105,6 @@ def _texture(levels: Levels, rng: random.Random) -> Levels:
 
 
 def _blur(levels: Levels, rng: random.Random) -> Levels:
-    """Out of focus."""
     return _blurred(levels, _BLUR)
 
 

@@ -3,8 +3,6 @@
 The ten shapes are polygons, back to front, in a box from -1 to 1 with y pointing down.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 
@@ -172,7 +170,6 @@ def _dome() -> Points:
 
 
 def _tier(foot: float, half: float, top: float) -> Points:
-    """Of a fir."""
     return _soft(_polygon((0, top), (half, foot), (0, foot + 0.1), (-half, foot)), cut=0.08)
 
 

@@ -62,7 +62,6 @@ class ClipModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the towers are."""
         return next(self.backbone.parameters()).device
 
     @property

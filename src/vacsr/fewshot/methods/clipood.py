@@ -4,8 +4,6 @@ The loss compares f − λ·t_y with every class: y must beat class c by λ·(1 
 predictions have no margin. Before training the method is zero-shot CLIP.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import torch

@@ -7,8 +7,6 @@ The gradient is multiplied by 1/s where it enters an adapter and by s where it l
 weights learn as if s were 1, and the stream's gradient is the true one.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import torch

@@ -8,8 +8,6 @@ through a projection that learns. Loss: w·CE(f_c) + (1−w)·CE(f_r) + λ(1−c
 are the frozen towers' features. f_r is fitted to the training classes; f_c alone scores other classes and domains.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal

@@ -12,8 +12,6 @@ the frozen towers' features: of a second view of the photos, and of one sentence
 class's descriptions. Loss = CE + W·[(1 − cos(t, t°)) + (1 − cos(v, v°))].
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass

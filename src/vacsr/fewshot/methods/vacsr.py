@@ -62,8 +62,7 @@ class FewshotVacsr(FewshotMethod):
     """Logit = decoder of the mixture's mean (+ a·cos + b); uncertainty = mixed bounded variance of the pair."""
 
     config: FewshotVacsrConfig
-    test_pairs: int = 16_384
-    """Pairs scored at a time: 64 MiB for each tensor of 1,024 numbers per pair."""
+    test_pairs: int = 16_384  # pairs scored at a time: 64 MiB for each tensor of 1,024 numbers per pair
     # The paper states neither optimiser nor rate; it says that it follows MMA's set-up.
     plan = PublishedPlan(
         {"lr": 0.0015, "batch_size": 16, "epochs": 5, "warmup_epochs": 0},
