@@ -279,7 +279,8 @@ class FoldedAdapter:
     def _decode(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """Trunk and decoder of n trunks, one below the other. [..., d], [n·H, d], [n·H] -> [..., n]"""
         hidden = relu_linear(x, weight, bias).view(-1, len(self.trunk))
-        if hidden.device.type == "cuda" and hidden.dtype != torch.float32 and self.last is not None and WIDE_SUMS:
+        half = hidden.device.type == "cuda" and hidden.dtype != torch.float32
+        if half and self.last is not None and WIDE_SUMS and not torch.compiler.is_compiling():
             out = torch.mm(hidden, self.small.T, out_dtype=torch.float32).add_(self.small_bias)
         else:
             out = functional.linear(hidden, self.small).float().add_(self.small_bias)
@@ -293,7 +294,8 @@ class FoldedAdapter:
 
 def relu_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """relu(x·Wᵀ + b). On a CPU with bfloat16 units oneDNN applies the ReLU to the product while it is in registers."""
-    if x.dtype == torch.bfloat16 and x.device.type == "cpu" and x.numel() and fast_bfloat16():
+    plain = x.dtype != torch.bfloat16 or x.device.type != "cpu" or torch.compiler.is_compiling()
+    if not plain and x.numel() and fast_bfloat16():
         fused: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "relu", [], "")
         return fused
     return functional.linear(x, weight, bias).relu_()

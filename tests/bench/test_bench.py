@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from vacsr.bench import BenchResult, Prepared, Way, measure, scoring
+from vacsr.bench import BenchResult, Prepared, Way, measure, roofline, scoring
 from vacsr.scoring import BlockScorer
 
 CPU = torch.device("cpu")
@@ -105,6 +106,59 @@ def test_a_way_that_fails_does_not_stop_the_others(monkeypatch: pytest.MonkeyPat
     assert all(row["faster"] is None for row in result.rows if "seconds" in row)
     assert sum("seconds" in row for row in result.rows) == len(result.rows) - 1
     assert "no such luck" in svg_texts(result.to_svg())
+
+
+# -------------------------------------------------------------------------------------------------------- roofline
+
+
+def test_a_roofline_and_its_plot(monkeypatch: pytest.MonkeyPatch, vacsr: Any, tmp_path: Path) -> None:
+    monkeypatch.setitem(roofline.SIZES, "small", ((2, 30), (3, 70)))
+    stored, drawn, again = (tmp_path / name for name in ("a.json", "a.svg", "b.svg"))
+    options = ("--dim", 8, "--dim", 16, "--device", "cpu", "--json", stored, "--figure", drawn)
+    done = vacsr("bench", "roofline", *options)
+    assert done.code == 0
+    report = json.loads(stored.read_text(encoding="utf-8"))
+    assert report["bench"] == "roofline"
+    rows = report["rows"]
+    assert not any(row.get("problem") for row in rows)
+    assert {(row["d"], row["pairs"]) for row in rows if "d" in row} == {(d, n) for d in (8, 16) for n in (60, 210)}
+    assert {row["decoder"] for row in rows} == {"–", *roofline.DECODERS}
+    ceilings = [row for row in rows if row["way"] in (roofline.TRUNK, roofline.SQUARES)]
+    assert max(row["share"] for row in ceilings) == 1
+    assert all(row["share"] == pytest.approx(row["tflops"] / report["settings"]["best TFLOP/s"]) for row in ceilings)
+    labels = svg_texts(drawn.read_text(encoding="utf-8"))
+    assert "folded torch, 16-wide + cosine, bfloat16" in labels
+    assert not any("memory" in label for label in labels), "a CPU's memory is not measured"
+    assert vacsr("bench", "roofline", "--from", stored, "--figure", again).out == done.out
+    assert again.read_bytes() == drawn.read_bytes()
+    (tmp_path / "c.json").write_text("{}", encoding="utf-8")
+    assert vacsr("bench", "roofline", "--from", tmp_path / "c.json").refused(2, "--json FILE")
+
+
+@torch.inference_mode()
+def test_the_compiled_way_and_tf32_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roofline, "_TILE", (2, 7))
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
+    problem = scoring.Problem(5, 20, 16, device=CPU)
+    exact = BlockScorer(problem.method).block(problem.v, problem.t)
+    assert scoring.relative_error(roofline.compiled(problem).run(), exact) < 0.02
+    before = torch.get_float32_matmul_precision()
+    ready = roofline._in_tf32(Prepared(torch.get_float32_matmul_precision))
+    assert (ready.run(), torch.get_float32_matmul_precision()) == ("high", before)
+
+
+def test_clocks_and_power_are_noted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\nprintf '1200, 400.5\\n1980, 690.1\\n1900, [N/A]\\n1965, 700.0\\n'\nexec sleep 60\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with roofline.sampled(torch.device("cuda")) as samples:
+        time.sleep(0.5)
+    assert samples == {"SM clock, MHz": "1200 to 1965 to 1980", "power, W": "400 to 690 to 700"}
+    monkeypatch.setenv("PATH", "")
+    with roofline.sampled(torch.device("cuda")) as samples:
+        pass
+    assert samples == {}
 
 
 # ---------------------------------------------------------------------------------------------- tables and plots
