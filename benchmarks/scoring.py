@@ -31,14 +31,13 @@ from torch import Tensor
 
 from _common import log, need_gpu, parser
 from vacsr.bench import BenchResult, Prepared, Way, describe_device, describe_error, measure
-from vacsr.bench.roofline import COSINE, DECODERS, LINEAR, WIDE
+from vacsr.bench.roofline import COSINE, DECODERS, LINEAR, WIDE, compiled, square_products
 from vacsr.bench.scoring import (
     Problem,
     bare_product,
     matrix,
     papers_way,
     relative_error,
-    repeated_product,
     top_overlap,
     topk,
 )
@@ -90,7 +89,13 @@ def ways(edge: int, others: Sequence[int] = ()) -> Iterator[tuple[str, str, str,
     """Name, decoder, precision, how to prepare it, and a note; ``edge`` is that of the square products, ``others`` are
     further numbers of candidates of float8 beyond the top-10."""
     yield TRUNK, "–", "bf16", partial(bare_product, dtype=torch.bfloat16), ""
-    yield f"{PRODUCTS}: products of {edge:,}³, back to back", "–", "bf16", partial(square_products, edge=edge), ""
+    yield (
+        f"{PRODUCTS}: products of {edge:,}³, back to back",
+        "–",
+        "bf16",
+        lambda p: square_products(p.device, edge=edge),
+        "",
+    )
     full, both = "kernel, all scores", "kernel, top-10 of both sides"
     for decoder, name in ((LINEAR, "bf16"), (WIDE, "bf16"), (COSINE, "bf16"), (WIDE, "fp16")):
         yield full, decoder, name, partial(matrix, engine=KernelScorer, dtype=PRECISIONS[name]), ""
@@ -104,32 +109,11 @@ def ways(edge: int, others: Sequence[int] = ()) -> Iterator[tuple[str, str, str,
         yield full, decoder, "fp8", partial(matrix, engine=KernelScorer, dtype=FP8), ""
     for decoder, spare in ((WIDE, DEFAULT), (COSINE, DEFAULT), *((WIDE, number) for number in others)):
         yield again_in_half(spare), decoder, "fp8", partial(rescored, spare=spare), ""
-    yield "folded torch, compiled", LINEAR, "bf16", folded_compiled, ""
+    yield "folded torch, compiled", LINEAR, "bf16", compiled, ""
     for decoder in (LINEAR, WIDE):
         yield "folded torch", decoder, "bf16", partial(matrix, engine=BlockScorer, dtype=torch.bfloat16), ""
     for name in ("TF32", "fp32"):
         yield PAPER, WIDE, name, partial(papers_way, precision=name.lower()), ""
-
-
-def square_products(problem: Problem, *, edge: int) -> Prepared:
-    """As many operations as the trunk has in products of edge³, back to back: the rate that the machine sustains."""
-    generator = torch.Generator(problem.device).manual_seed(0)
-    left, right = (torch.randn(edge, edge, device=problem.device, generator=generator).bfloat16() for _ in range(2))
-    return repeated_product(left, right, times=max(1, round(problem.operations / (2.0 * edge**3))))
-
-
-def folded_compiled(problem: Problem) -> Prepared:
-    """The folded logits of 4 images with all texts, compiled, over all images."""
-    v, t = problem.v.mean, problem.t.mean
-    tile = torch.compile(problem.method.adapter.fold().to(problem.device, torch.bfloat16).logits, dynamic=False)
-
-    def run() -> Tensor:
-        out = torch.empty(len(v), len(t), device=problem.device)
-        for start in range(0, len(v), 4):
-            out[start : start + 4] = tile(v[start : start + 4], t)
-        return out
-
-    return Prepared(run, operations=problem.operations)
 
 
 def add_ratios(rows: list[Row]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
@@ -113,7 +112,7 @@ def test_a_way_that_fails_does_not_stop_the_others(monkeypatch: pytest.MonkeyPat
 
 def test_a_roofline_and_its_plot(monkeypatch: pytest.MonkeyPatch, vacsr: Any, tmp_path: Path) -> None:
     monkeypatch.setitem(roofline.SIZES, "small", ((2, 30), (3, 70)))
-    stored, drawn, again = (tmp_path / name for name in ("a.json", "a.svg", "b.svg"))
+    stored, drawn = tmp_path / "a.json", tmp_path / "a.svg"
     options = ("--dim", 8, "--dim", 16, "--device", "cpu", "--json", stored, "--figure", drawn)
     done = vacsr("bench", "roofline", *options)
     assert done.code == 0
@@ -127,12 +126,12 @@ def test_a_roofline_and_its_plot(monkeypatch: pytest.MonkeyPatch, vacsr: Any, tm
     assert max(row["share"] for row in ceilings) == 1
     assert all(row["share"] == pytest.approx(row["tflops"] / report["settings"]["best TFLOP/s"]) for row in ceilings)
     labels = svg_texts(drawn.read_text(encoding="utf-8"))
-    assert "folded torch, 16-wide + cosine, bfloat16" in labels
+    assert "folded torch, 16-wide + cosine, bf16" in labels
     assert not any("memory" in label for label in labels), "a CPU's memory is not measured"
-    assert vacsr("bench", "roofline", "--from", stored, "--figure", again).out == done.out
-    assert again.read_bytes() == drawn.read_bytes()
-    (tmp_path / "c.json").write_text("{}", encoding="utf-8")
-    assert vacsr("bench", "roofline", "--from", tmp_path / "c.json").refused(2, "--json FILE")
+    kept = {key: report[key] for key in ("bench", "where", "settings", "rows", "notes")}
+    again = roofline.Roofline(**kept, columns=roofline.COLUMNS)
+    assert again.to_svg() == drawn.read_text(encoding="utf-8")
+    assert again.to_markdown() == done.out.rstrip("\n")
 
 
 @torch.inference_mode()
@@ -143,22 +142,21 @@ def test_the_compiled_way_and_tf32_compute_the_same(monkeypatch: pytest.MonkeyPa
     exact = BlockScorer(problem.method).block(problem.v, problem.t)
     assert scoring.relative_error(roofline.compiled(problem).run(), exact) < 0.02
     before = torch.get_float32_matmul_precision()
-    ready = roofline._in_tf32(Prepared(torch.get_float32_matmul_precision))
+    ready = roofline._with("tf32", lambda: Prepared(torch.get_float32_matmul_precision))
     assert (ready.run(), torch.get_float32_matmul_precision()) == ("high", before)
 
 
-def test_clocks_and_power_are_noted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\nprintf '1200, 400.5\\n1980, 690.1\\n1900, [N/A]\\n1965, 700.0\\n'\nexec sleep 60\n")
+def test_clock_and_power_are_noted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tool, busy = tmp_path / "nvidia-smi", []
+    tool.write_text("#!/bin/sh\necho 'clocks, power'\necho '1965 MHz, 690 W'\n")
     tool.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    with roofline.sampled(torch.device("cuda")) as samples:
-        time.sleep(0.5)
-    assert samples == {"SM clock, MHz": "1200 to 1965 to 1980", "power, W": "400 to 690 to 700"}
-    monkeypatch.setenv("PATH", "")
-    with roofline.sampled(torch.device("cuda")) as samples:
-        pass
-    assert samples == {}
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (note,) = roofline.gpu_state(Prepared(lambda: busy.append(0)))
+    assert "clocks, power: 1965 MHz, 690 W" in note
+    assert busy
+    tool.unlink()
+    (note,) = roofline.gpu_state(Prepared(lambda: None))
+    assert "unknown" in note
 
 
 # ---------------------------------------------------------------------------------------------- tables and plots

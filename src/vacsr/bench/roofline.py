@@ -1,29 +1,23 @@
 """`vacsr bench roofline`: time, share of the best matrix product and memory, over d, sizes, decoders and precisions.
 
-The ceiling is the best rate that ``torch.mm`` sustains in bfloat16 in the same run: the trunk's own products, and large
-square ones. Below it are the kernel, folded scoring in plain torch, the same compiled, and the dot product alone.
+The ceiling is the best rate that ``torch.mm`` sustains in bfloat16 in the same run. Below it are the kernel, folded
+scoring in plain torch, the same compiled, and the dot product alone.
 """
 
 from __future__ import annotations
 
-import io
-import json
-import re
 import statistics
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from vacsr.adapter import AdapterConfig
-from vacsr.bench import BenchResult, Log, Prepared, Way, describe_device, measure
+from vacsr.bench import BenchResult, Log, Prepared, Way, describe_device, measure, svg_drawing
 from vacsr.bench.scoring import Problem, bare_product, matrix, repeated_product
-from vacsr.errors import UsageError
 from vacsr.scoring import BlockScorer
 from vacsr.scoring.folded import FP8
 from vacsr.scoring.kernel import KernelScorer, available
@@ -50,46 +44,48 @@ def run(
     device: torch.device, *, size: str | None = None, dims: Sequence[int] = DIMS, log: Log = lambda _: None
 ) -> Roofline:
     """Every way on random weights, all in turn; the default size is ``coco`` on a GPU, ``small`` elsewhere."""
-    sizes = SIZES[size or ("coco" if device.type == "cuda" else "small")]
-    with torch.inference_mode(), sampled(device) as samples:
-        every = [_way(SQUARES, partial(square_products, 8192 if device.type == "cuda" else 1024, device))]
-        every += [way for dim in dims for pair in sizes for way in ways(*pair, dim, device, first=pair == sizes[0])]
+    gpu = device.type == "cuda"
+    sizes = SIZES[size or ("coco" if gpu else "small")]
+    squares = partial(square_products, device, edge=8192 if gpu else 1024)
+    with torch.inference_mode():
+        every = [_way(SQUARES, squares), *(way for dim in dims for pair in sizes for way in ways(*pair, dim, device))]
         rows = measure(every, device=device, log=log, rounds=3, statistic=statistics.median)
+        notes = ["Medians of three rounds, all ways in turn.", *(gpu_state(squares()) if gpu else [])]
     best = max((row["tflops"] for row in rows if row["way"] in (TRUNK, SQUARES) and "tflops" in row), default=None)
     for row in rows:
         if best and "tflops" in row and row["way"] != DOT:
             row["share"] = row["tflops"] / best
-    notes = ["Medians of three rounds, all ways in turn.", *(f"{name}: {value}." for name, value in samples.items())]
     return Roofline("roofline", describe_device(device), {"best TFLOP/s": best}, rows, COLUMNS, notes)
 
 
-def ways(images: int, texts: int, dim: int, device: torch.device, *, first: bool) -> Iterator[Way]:
-    """Of one size; float32 of the ``first`` only, where it is quick."""
-    base = Problem(images, texts, dim, device=device)
-    problems = {name: _like(base, dim, config) for name, config in DECODERS.items()}
+def ways(images: int, texts: int, dim: int, device: torch.device) -> Iterator[Way]:
+    """Of one size. float32 only where it is quick."""
+    problems = {name: Problem(images, texts, dim, device=device, adapter=config) for name, config in DECODERS.items()}
+    last, kernel = problems[COSINE], device.type == "cuda" and available(device)
     way = partial(_way, d=dim, images=images, texts=texts, pairs=images * texts, device=device)
-    yield way(TRUNK, partial(bare_product, base, _BF16))
-    yield way(DOT, partial(repeated_product, base.v.mean.to(_BF16), base.t.mean.to(_BF16).T, times=1))
-    kernel = device.type == "cuda" and available(device)
+    yield way(TRUNK, partial(bare_product, last, _BF16))
+    yield way(DOT, partial(repeated_product, last.v.mean.to(_BF16), last.t.mean.to(_BF16).T, times=1))
     for name, problem in problems.items():
-        engine = partial(matrix, problem, KernelScorer if kernel else BlockScorer)
-        yield way("kernel" if kernel else "folded torch", partial(engine, _BF16), decoder=name)
+        if kernel:
+            yield way("kernel", partial(matrix, problem, KernelScorer, _BF16), decoder=name)
         if kernel and name != LINEAR:
-            yield way("kernel", partial(engine, FP8), decoder=name, precision="float8")
-    plain, way = partial(matrix, problems[COSINE], BlockScorer), partial(way, decoder=COSINE)
+            yield way("kernel", partial(matrix, problem, KernelScorer, FP8), decoder=name, precision="float8")
+        if not kernel or name == COSINE:
+            yield way("folded torch", partial(matrix, problem, BlockScorer, _BF16), decoder=name)
     if kernel:
-        yield way("folded torch", partial(plain, _BF16))
-        yield way("torch.compile", partial(compiled, problems[COSINE]))
-    if first:
-        yield way("folded torch", partial(plain, torch.float32), precision="float32")
-    if first and kernel:
-        yield way("folded torch", lambda: _in_tf32(plain(torch.float32)), precision="tf32")
+        yield way("torch.compile", partial(compiled, last), decoder=COSINE)
+    if images * texts <= SIZES["coco"][0][0] * SIZES["coco"][0][1]:
+        for precision in ("fp32", "tf32") if kernel else ("fp32",):
+            prepare = partial(matrix, last, BlockScorer, torch.float32)
+            yield way("folded torch", partial(_with, precision, prepare), decoder=COSINE, precision=precision)
 
 
 def _way(
-    name: str, prepare: Callable[[], Prepared], *, decoder: str = "–", precision: str = "bfloat16",
+    name: str, prepare: Callable[[], Prepared], *, decoder: str = "–", precision: str = "bf16",
     device: torch.device | None = None, **sizes: int,
 ) -> Way:  # fmt: skip
+    """On a GPU with the memory that it allocates."""
+
     def prepared() -> Prepared:
         ready = prepare()
         if device is None or device.type != "cuda":
@@ -104,23 +100,13 @@ def _way(
     return Way({"way": name, "decoder": decoder, "precision": precision, **sizes}, prepared)
 
 
-def _like(base: Problem, dim: int, config: AdapterConfig) -> Problem:
-    """The same vectors with another decoder."""
-    made = Problem(1, 1, dim, device=base.device, adapter=config)
-    made.v, made.t, made.operations = base.v, base.t, base.operations
-    return made
+def _with(precision: str, prepare: Callable[[], Prepared]) -> Prepared:
+    ready = prepare()
+    return ready._replace(run=matmul_precision(precision)(ready.run))
 
 
-def _in_tf32(ready: Prepared) -> Prepared:
-    def run() -> object:
-        with matmul_precision("tf32"):
-            return ready.run()
-
-    return ready._replace(run=run)
-
-
-def square_products(edge: int, device: torch.device) -> Prepared:
-    """Products of edge³ in bfloat16, back to back for about a fifth of a second: the rate that the machine sustains."""
+def square_products(device: torch.device, *, edge: int) -> Prepared:
+    """Products of edge³ in bfloat16, back to back, for a fifth of a second on an H200: the rate that it sustains."""
     left, right = (torch.randn(edge, edge, device=device).to(_BF16) for _ in range(2))
     return repeated_product(left, right, times=100 if device.type == "cuda" else 20)
 
@@ -140,35 +126,16 @@ def compiled(problem: Problem) -> Prepared:
     return Prepared(run, operations=problem.operations)
 
 
-@contextmanager
-def sampled(device: torch.device) -> Iterator[dict[str, str]]:
-    """Clocks and power of the GPU once a second meanwhile: lowest to median to highest. Empty without nvidia-smi."""
-    result: dict[str, str] = {}
-    command = ["nvidia-smi", f"--id={device.index or 0}", "--query-gpu=clocks.sm,power.draw", "-lms", "1000"]
+def gpu_state(busy: Prepared) -> Iterator[str]:
+    """Clock and power of the first GPU while it multiplies; nothing without nvidia-smi."""
+    command = ["nvidia-smi", "--id=0", "--query-gpu=clocks.sm,clocks.max.sm,power.draw,power.limit", "--format=csv"]
+    for _ in range(10):
+        busy.run()  # returns at once: the GPU has work for two seconds
     try:
-        watch = subprocess.Popen([*command, "--format=csv,noheader,nounits"], stdout=subprocess.PIPE, text=True)
-    except OSError:
-        watch = None
-    try:
-        yield result
-    finally:
-        if watch is not None:
-            watch.terminate()
-            found = re.findall(r"^([\d.]+), ([\d.]+)$", watch.communicate()[0], re.MULTILINE)
-            for name, column in zip(("SM clock, MHz", "power, W"), zip(*found, strict=True), strict=False):
-                values = [float(value) for value in column]
-                result[name] = " to ".join(f"{x:.0f}" for x in (min(values), statistics.median(values), max(values)))
-
-
-def read(path: Path) -> Roofline:
-    """A result that was written as JSON."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        known = {key: data[key] for key in ("bench", "where", "settings", "rows", "notes")}
-    except (OSError, ValueError, KeyError) as error:
-        message = f"{path} is no result of a bench: {error!r}"
-        raise UsageError(f"{message} — give a file written by: vacsr bench roofline --json FILE") from error
-    return Roofline(**known, columns=COLUMNS)
+        names, values = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip().splitlines()
+        yield f"While it multiplies squares: {names}: {values}."
+    except (OSError, ValueError, subprocess.CalledProcessError):
+        yield "Clock and power are unknown: nvidia-smi does not answer."
 
 
 class Roofline(BenchResult):
@@ -176,44 +143,36 @@ class Roofline(BenchResult):
 
     def to_svg(self) -> str:
         """Three plots, one above the other: share of the best torch.mm over d, time and memory over pairs."""
-        import matplotlib
-        from matplotlib.figure import Figure
-
-        largest = max((row.get("pairs") or 0 for row in self.rows), default=0)
-        wide = max((row.get("d") or 0 for row in self.rows), default=0)
+        pairs, dim = (max((row.get(key) or 0 for row in self.rows), default=0) for key in ("pairs", "d"))
         plots = [
-            ("d", "share", f"share of the best torch.mm, {largest:,} pairs", {"pairs": largest}, "linear"),
-            ("pairs", "seconds", f"seconds, d={wide:,}", {"d": wide}, "log"),
-            ("pairs", "mib", f"peak memory in MiB, d={wide:,}", {"d": wide}, "log"),
+            ("d", "share", f"share of the best torch.mm, {pairs:,} pairs", {"pairs": pairs}),
+            ("pairs", "seconds", f"seconds, d={dim:,}", {"d": dim}),
+            ("pairs", "mib", f"peak memory in MiB, d={dim:,}", {"d": dim}),
         ]
         shown = [plot for plot in plots if any(row.get(plot[1]) for row in self.rows)]
-        with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "vacsr", "font.size": 9}):
-            figure = Figure(figsize=(4.8, 2.9 * len(shown) + 1), layout="constrained")
+        with svg_drawing((4.8, 2.9 * len(shown) + 1.2)) as (figure, done):
             every = figure.subplots(len(shown) or 1, squeeze=False)[:, 0]
-            for axes, (x, y, title, chosen, scale) in zip(every, shown, strict=False):
-                axes.set(xscale="log", yscale=scale, title=title, xlabel=x)
+            for axes, (x, y, title, chosen) in zip(every, shown, strict=False):
+                axes.set(xscale="log", yscale="linear" if y == "share" else "log", title=title, xlabel=x)
                 self._draw(axes, x, y, [row for row in self.rows if chosen.items() <= row.items()])
-                axes.set_ylim(bottom=0 if scale == "linear" else None)
             names = {name: line for axes in every for line, name in zip(*axes.get_legend_handles_labels(), strict=True)}
             figure.legend(names.values(), names.keys(), loc="outside lower left", fontsize=8, frameon=False)
-            out = io.StringIO()
-            figure.savefig(out, format="svg", metadata={"Date": None})
-        return out.getvalue()
+        return done.getvalue()
 
     def _draw(self, axes: Any, x: str, y: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """A line per way, decoder and precision; colours by name, so that they are the same in every plot."""
+        """A line per way, decoder and precision, in the same colour in every plot."""
         from vacsr.pages.plots import palette
 
-        names = list(dict.fromkeys(_name(row) for row in self.rows))
         hues = [palette()[name] for name in ("vacsr", "infonce", "sigmoid", *(f"hue-{n}" for n in range(1, 9)))]
-        for name in names:
-            points = sorted((row[x], row[y]) for row in rows if _name(row) == name and row.get(y))
-            if points:
-                colour, dashes = hues[names.index(name) % len(hues)], "-" if name.endswith("bfloat16") else "--"
-                axes.plot(*zip(*points, strict=True), dashes, marker="o", markersize=4, color=colour, label=name)
+        for number, name in enumerate(dict.fromkeys(map(_name, self.rows))):
+            if points := sorted((row[x], row[y]) for row in rows if _name(row) == name and row.get(y)):
+                style = {"color": hues[number % len(hues)], "linestyle": "-" if name.endswith("bf16") else "--"}
+                axes.plot(*zip(*points, strict=True), marker="o", markersize=4, label=name, **style)
         axes.set_xticks(ticks := sorted({row[x] for row in rows if row.get(y)}), [f"{tick:,}" for tick in ticks])
         axes.minorticks_off()
         axes.grid(alpha=0.3)
+        if y == "share":
+            axes.set_ylim(bottom=0)
 
 
 def _name(row: Mapping[str, Any]) -> str:

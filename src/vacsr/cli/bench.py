@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -29,7 +30,6 @@ def bench(
     json: Annotated[Path | None, typer.Option("--json", help="Also write the numbers as JSON.")] = None,
     figure: Annotated[Path | None, typer.Option("--figure", help="Also plot them, as SVG.")] = None,
     dims: Annotated[list[int] | None, typer.Option("--dim", min=1, help="d of roofline, as often as you like.")] = None,
-    stored: Annotated[Path | None, typer.Option("--from", help="Show a roofline from its JSON; time nothing.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads on a CPU; default: torch's own number.")] = None,
     device: Device = "auto",
 ) -> None:
@@ -41,7 +41,7 @@ def bench(
     """
     import torch
 
-    from vacsr.bench import BenchResult, roofline, scoring
+    from vacsr.bench import roofline, scoring
     from vacsr.files import check_output, write_json, write_text
     from vacsr.model import choose_device
 
@@ -55,13 +55,8 @@ def bench(
     if threads is not None:
         torch.set_num_threads(threads)
     log = lambda name: typer.echo(f"timing {name}", err=True)  # noqa: E731
-    result: BenchResult
-    if stored is not None:
-        result = roofline.read(stored)
-    elif what == "roofline":
-        result = roofline.run(choose_device(device), size=size, dims=dims or roofline.DIMS, log=log)
-    else:
-        result = scoring.run(choose_device(device), size=size, log=log)
+    run = partial(roofline.run, dims=dims or roofline.DIMS) if what == "roofline" else scoring.run
+    result = run(choose_device(device), size=size, log=log)
     typer.echo(result.to_markdown())
     if json is not None:
         write_json(json, result.to_dict())
