@@ -165,7 +165,9 @@ def test_a_changed_plan_is_refused_and_a_changed_report_is_not(whole: Path, tmp_
     assert written(out).keys() == models.keys()
 
 
-def test_another_start_is_refused_or_trained_with_all_that_stands_on_it(whole: Path, tmp_path: Path) -> None:
+def test_another_start_is_refused_or_trained_with_all_that_stands_on_it(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     small = {"settings": [{"name": "4"}], "rows": TABLE["rows"][:1]}
     shutil.copytree(whole / "start", tmp_path / "start")
     out, other = tmp_path / "out", {**START, "train": {**START["train"], "lr": 0.1}}
@@ -176,6 +178,7 @@ def test_another_start_is_refused_or_trained_with_all_that_stands_on_it(whole: P
         compare(table, out)
     assert written(tmp_path) == before
     compare(table, out, fresh=True)
+    assert str(tmp_path / "start") in capsys.readouterr().err.replace("\n", "")
     after = written(tmp_path)
     assert (len(before), len(after)) == (2, 3)
     assert not {path for path, time in before.items() if after[path] == time}, "also the cell that was finished"

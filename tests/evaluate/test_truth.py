@@ -78,6 +78,7 @@ def test_a_sample_is_drawn_by_the_seed(grades: Tensor) -> None:
     scores, truth = random_scores("sigmoid"), exact_truth(grades, CAPTION_IMAGE)
     first, again, other = (exact_metrics(scores, truth, pairs=100, seed=seed) for seed in (1, 1, 2))
     assert first["tau_b"] == again["tau_b"] != other["tau_b"]
+    assert exact_metrics(scores, truth, pairs=100) == exact_metrics(scores, truth, pairs=100, seed=0)
     assert first["map_at_r"] == other["map_at_r"] == exact_metrics(scores, truth)["map_at_r"]
 
 

@@ -72,6 +72,7 @@ def test_points_that_are_not_joined_have_no_line() -> None:
     line = Line("paper", X, np.array([1.0, np.nan, 3.0]), "published", joined=False)
     assert label(drawn(line)) == "t. paper: 1.0, 3.0."
     assert drawn(line).count("stroke: var(--published); stroke-width: 2.2") == 0
+    assert (len(dots(drawn(line))), dots(drawn(line._replace(joined=True)))) == (3, [])  # two, and the legend
     assert drawn(line._replace(joined=True)).count("stroke: var(--published); stroke-width: 2.2") > 0
 
 

@@ -50,6 +50,12 @@ def test_a_higher_confidence_gives_a_wider_interval() -> None:
     assert wide.low < narrow.low < narrow.high < wide.high
 
 
+def test_the_bins_hold_all_agreements_whatever_their_sign() -> None:
+    own, unrelated = torch.linspace(-0.7, -0.2, 50), torch.linspace(-0.9, -0.5, 50)
+    at = WrongShare.fit(own, unrelated).at
+    assert (at[0], at[-1]) == pytest.approx((-1.6, -0.08), abs=0.02)  # a tenth of the range more on each side
+
+
 def test_a_model_that_cannot_tell_them_apart_says_so() -> None:
     generator = torch.Generator().manual_seed(0)
     own, unrelated = (0.2 * torch.randn(count, generator=generator) for count in (1000, 3000))
