@@ -29,14 +29,14 @@ DECODERS = {
     WIDE: AdapterConfig(decoder_hidden=16, residual="none"),
     COSINE: AdapterConfig(decoder_hidden=16, residual="cosine"),
 }
-SIZES = {"small": ((4, 500), (16, 2500)), "coco": ((1000, 5000), (2500, 12_500), (5000, 25_000))}
+SIZES = {"small": ((4, 500), (16, 5000)), "coco": ((1000, 5000), (2500, 10_000), (5000, 25_000))}
 DIMS = (256, 512, 1024)
 TRUNK, SQUARES, DOT = "torch.mm: the trunk's products", "torch.mm: square products", "dot product alone"
 COLUMNS = {
     "way": "way", "decoder": "decoder", "precision": "precision", "d": "d", "pairs": "pairs", "seconds": "seconds",
     "tflops": "TFLOP/s", "share": "share of the best torch.mm", "mib": "peak MiB", "error": "error / spread",
 }  # fmt: skip
-_TILE = (4, 2500)  # images and texts of a compiled tile; 2,500 divides the texts of every size on a GPU
+_TILE = (4, 5000)  # images and texts of a compiled tile; 5,000 divides the texts of every size on a GPU
 _BF16 = torch.bfloat16
 
 
