@@ -3,6 +3,7 @@
     python tools/docs_tables.py              # rewrite the tables that are stale
     python tools/docs_tables.py --check      # write nothing; exit 1 where a table is stale (`make docs-check`)
     python tools/docs_tables.py --store FILE OUT.json   # shorten a JSON file: six digits, one record per line
+    python tools/docs_tables.py --draw       # draw docs/results/roofline.svg from roofline.json
 
 A page says which rows and columns a table has; this script fills in the cells. To add a row, write its name and `–` in
 the other cells, and run the script. A table is found by its page and the first cell of its heading. The layers of
@@ -220,6 +221,39 @@ def ensembles(cells: list[str], heading: str) -> str | None:
         if (f"{row['d']:,}", str(row["members"]), row["way"]) == (cells[0], cells[1], heading):
             return f"{row['seconds']:.3f} s, {row['share']:.0%}"
     return None
+
+
+def reranked(cells: list[str], heading: str) -> str | None:
+    """Scores on a CPU beside the bare product: seconds, the share of its rate, and what the type does to the order."""
+    for row in stored("rerank.json")["rows"]:
+        if (row["work"], f"{row['d']:,}", row["precision"], row["way"]) == (*cells[:3], "scores"):
+            ms = 1e3 * row["seconds"]
+            shown = {"ms": f"{ms:,.0f}" if ms >= 100 else f"{ms:.3g}", "TFLOP/s": f"{row['tflops']:.3f}"}
+            shown |= {"share of `torch.mm`": f"{row['share']:.0%}", "error / spread": f"{row['error']:.2%}"}
+            return {**shown, "top-10 kept": f"{row['overlap']:.1%}"}.get(heading)
+    return None
+
+
+def roofline(cells: list[str], heading: str) -> str | None:
+    """Of the largest size: seconds and the share of the best torch.mm by d, or memory at the largest d."""
+    rows = [row for row in stored("roofline.json")["rows"] if "seconds" in row and "d" in row]
+    pairs, largest = (max(row[key] for row in rows) for key in ("pairs", "d"))
+    for row in rows:
+        same = [row["way"], row["decoder"], row["precision"]] == cells[:3] and row["pairs"] == pairs
+        if same and heading == f"d={row['d']:,}":
+            return f"{row['seconds']:.3g} s" + (f", {row['share']:.0%}" if "share" in row else "")
+        if same and heading == "peak MiB" and row["d"] == largest and row.get("mib"):
+            return f"{row['mib']:,.0f}"
+    return None if heading in ("decoder", "precision") else "–"
+
+
+def draw_roofline() -> None:
+    """docs/results/roofline.svg from its JSON, by the class that `vacsr bench roofline --figure` uses."""
+    from vacsr.bench.roofline import COLUMNS, Roofline
+
+    data = stored("roofline.json")
+    result = Roofline(**{key: data[key] for key in ("bench", "where", "settings", "rows", "notes")}, columns=COLUMNS)
+    (ROOT / "docs/results/roofline.svg").write_text(result.to_svg(), encoding="utf-8")
 
 
 def rankings(cells: list[str], heading: str) -> str | None:
@@ -497,6 +531,8 @@ def tables() -> dict[tuple[str, str], Cell]:
         ("measurements.md", "items | way"): cutoffs,
         ("performance.md", "way | decoder"): scoring,
         ("performance.md", "scores"): rankings,
+        ("performance.md", "work"): reranked,
+        ("performance.md", "way | decoder | precision"): roofline,
         ("performance.md", "d | networks"): ensembles,
         ("performance.md", "way | p50 ms"): index,
         ("performance.md", "way | method"): calibrated,
@@ -586,7 +622,11 @@ def main() -> int:
     parser.add_argument(
         "--store", nargs=2, type=Path, metavar=("FILE", "OUT"), help="shorten a JSON file for docs/results"
     )
+    parser.add_argument("--draw", action="store_true", help="draw docs/results/roofline.svg; needs vacsr")
     options = parser.parse_args()
+    if options.draw:
+        draw_roofline()
+        return 0
     if options.store:
         source, out = options.store
         data = rounded(json.loads(source.read_text(encoding="utf-8")))
