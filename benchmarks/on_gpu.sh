@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Every number of docs/performance.md that needs a GPU, stage by stage, as JSON in a folder:
 #
-#   bash benchmarks/on_gpu.sh OUT [STAGE …]      STAGE: tests image inference strips scoring towers efficiency; default: all
+#   bash benchmarks/on_gpu.sh OUT [STAGE …]      STAGE: tests image inference strips scoring roofline towers efficiency; default: all
 #
 # A finished stage is skipped, so a run that was stopped can go on. A stage that fails does not stop the others. PYTHON
 # names the interpreter. TOWERS=IMAGE,TEXT are the folders of two towers for `towers`, whose weights may be random.
@@ -18,7 +18,7 @@ python=${PYTHON:-python}
 }
 out=$(mkdir -p "$1" && cd "$1" && pwd)
 shift
-known="tests image inference strips scoring towers efficiency"
+known="tests image inference strips scoring roofline towers efficiency"
 failed=""
 
 run() { # NAME COMMAND…: writes NAME.log, and NAME.json by the command itself
@@ -44,6 +44,12 @@ for stage in ${*:-$known}; do
       run strips "$python" benchmarks/strip_training.py --compile --check --profile --strips auto,16384 \
         --batches 1024,4096,16384:64,65536:4 --json "$out/strips.json" ;;
     scoring) run scoring "$python" benchmarks/scoring.py --json "$out/scoring.json" ;;
+    roofline) # each d compiles in a process of its own first, then one run times all
+      for dim in 256 512 1024; do
+        "$python" -m vacsr bench roofline --device cuda --size small --dim $dim > "$out/warm-$dim.log" 2>&1 &
+      done
+      wait
+      run roofline "$python" -m vacsr bench roofline --device cuda --json "$out/roofline.json" ;;
     towers) # a whole step over its towers alone
       [ -n "${TOWERS:-}" ] || { echo "== towers: left out, TOWERS=IMAGE,TEXT is not set"; continue; }
       run towers "$python" benchmarks/image_step.py --backbone "towers:$TOWERS" --dim 512 --context 48 --precision bf16 \

@@ -1,7 +1,7 @@
 """Scores of all pairs of a set as large as COCO's 5K test, every way in one run on one GPU.
 
     python benchmarks/scoring.py [--images 5000] [--texts 25000] [--dim 1024] [--rounds 3] [--only WORD …]
-                                 [--json FILE] [--device cuda|cpu]
+                                 [--json FILE] [--spare N …] [--device cuda|cpu]
 
 The ways of `vacsr bench scoring` (vacsr/bench/scoring.py) with more decoders and precisions:
 
@@ -22,7 +22,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -30,32 +30,26 @@ import torch
 from torch import Tensor
 
 from _common import log, need_gpu, parser
-from vacsr.adapter import AdapterConfig
 from vacsr.bench import BenchResult, Prepared, Way, describe_device, describe_error, measure
+from vacsr.bench.roofline import COSINE, DECODERS, LINEAR, WIDE, compiled, square_products
 from vacsr.bench.scoring import (
     Problem,
     bare_product,
     matrix,
     papers_way,
     relative_error,
-    repeated_product,
     top_overlap,
     topk,
 )
 from vacsr.files import write_json
 from vacsr.methods.base import Embedding
 from vacsr.scoring import BlockScorer, Engine, choose_engine, kernel
+from vacsr.scoring.cascade import Cascade
 from vacsr.scoring.folded import FP8
 from vacsr.scoring.kernel import KernelScorer
 from vacsr.scoring.topk import stable_topk
 
 Row = dict[str, Any]
-LINEAR, WIDE, COSINE = "linear", "16-wide", "16-wide + cosine"
-DECODERS = {
-    LINEAR: AdapterConfig(decoder_hidden=0, residual="none"),
-    WIDE: AdapterConfig(decoder_hidden=16, residual="none"),
-    COSINE: AdapterConfig(decoder_hidden=16, residual="cosine"),
-}
 PRODUCTS = "cuBLAS"
 TRUNK, PAPER = f"{PRODUCTS}: the trunk's products", "paper-style: all heads, 128 × 128 pairs"
 COLUMNS = {
@@ -67,17 +61,41 @@ RANKED = {"overlap": "texts of an image kept", "overlap_images": "images of a te
           "rms_over_std": "error / spread"}  # fmt: skip
 SCORES = {
     "fp16": "kernel, fp16", "bf16": "kernel, bf16", "fp8": "kernel, fp8",
-    "fp8 rescored": "kernel, fp8, 30 candidates scored again in fp16", "default topk": "default topk(10)",
+    "fp8 rescored": "kernel, fp8, 26 candidates scored again in fp16", "default topk": "default topk(10)",
 }  # fmt: skip
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": FP8}
 QUERIES, TOP = 256, 10
+DEFAULT = 16  # candidates beyond the top-10
 SAMPLED = 1000  # items that a query's τ is computed over
 
 
-def ways(edge: int) -> Iterator[tuple[str, str, str, Callable[[Problem], Prepared], str]]:
-    """Name, decoder, precision, how to prepare it, and a note; ``edge`` is that of the square products."""
+def again_in_half(spare: int) -> str:
+    """The name of a way, by the candidates beyond the top-10."""
+    return f"kernel, top-10 of both sides ({TOP + max(TOP, spare)} of each scored again in fp16)"
+
+
+def rescoring(problem: Problem, spare: int) -> Cascade:
+    """Float8 with candidates scored again, as `choose_engine` makes it with its own number of them."""
+    coarse = KernelScorer(problem.method, dtype=FP8)
+    return Cascade(coarse, coarse.plain, exact=False, spare=spare)
+
+
+def rescored(problem: Problem, *, spare: int) -> Prepared:
+    """The top-10 of both sides by float8 and half precision."""
+    return topk(problem, engine=rescoring(problem, spare))
+
+
+def ways(edge: int, others: Sequence[int] = ()) -> Iterator[tuple[str, str, str, Callable[[Problem], Prepared], str]]:
+    """Name, decoder, precision, how to prepare it, and a note; ``edge`` is that of the square products, ``others`` are
+    further numbers of candidates of float8 beyond the top-10."""
     yield TRUNK, "–", "bf16", partial(bare_product, dtype=torch.bfloat16), ""
-    yield f"{PRODUCTS}: products of {edge:,}³, back to back", "–", "bf16", partial(square_products, edge=edge), ""
+    yield (
+        f"{PRODUCTS}: products of {edge:,}³, back to back",
+        "–",
+        "bf16",
+        lambda p: square_products(p.device, edge=edge),
+        "",
+    )
     full, both = "kernel, all scores", "kernel, top-10 of both sides"
     for decoder, name in ((LINEAR, "bf16"), (WIDE, "bf16"), (COSINE, "bf16"), (WIDE, "fp16")):
         yield full, decoder, name, partial(matrix, engine=KernelScorer, dtype=PRECISIONS[name]), ""
@@ -87,35 +105,15 @@ def ways(edge: int) -> Iterator[tuple[str, str, str, Callable[[Problem], Prepare
     yield "default topk(10), texts of images", WIDE, "fp16, fp32", partial(default, directions=["i2t"]), ""
     yield "default topk(10), images of texts", WIDE, "fp16, fp32", partial(default, directions=["t2i"]), ""
     yield "default topk_both(10)", WIDE, "fp16, fp32", default, ""
-    for decoder in (LINEAR, WIDE):
+    for decoder in (LINEAR, WIDE, COSINE):
         yield full, decoder, "fp8", partial(matrix, engine=KernelScorer, dtype=FP8), ""
-    yield both, WIDE, "fp8", partial(topk, dtype=FP8), "30 of each scored again in fp16"
-    yield "folded torch, compiled", LINEAR, "bf16", folded_compiled, ""
+    for decoder, spare in ((WIDE, DEFAULT), (COSINE, DEFAULT), *((WIDE, number) for number in others)):
+        yield again_in_half(spare), decoder, "fp8", partial(rescored, spare=spare), ""
+    yield "folded torch, compiled", LINEAR, "bf16", compiled, ""
     for decoder in (LINEAR, WIDE):
         yield "folded torch", decoder, "bf16", partial(matrix, engine=BlockScorer, dtype=torch.bfloat16), ""
     for name in ("TF32", "fp32"):
         yield PAPER, WIDE, name, partial(papers_way, precision=name.lower()), ""
-
-
-def square_products(problem: Problem, *, edge: int) -> Prepared:
-    """As many operations as the trunk has in products of edge³, back to back: the rate that the machine sustains."""
-    generator = torch.Generator(problem.device).manual_seed(0)
-    left, right = (torch.randn(edge, edge, device=problem.device, generator=generator).bfloat16() for _ in range(2))
-    return repeated_product(left, right, times=max(1, round(problem.operations / (2.0 * edge**3))))
-
-
-def folded_compiled(problem: Problem) -> Prepared:
-    """The folded logits of 4 images with all texts, compiled, over all images."""
-    v, t = problem.v.mean, problem.t.mean
-    tile = torch.compile(problem.method.adapter.fold().to(problem.device, torch.bfloat16).logits, dynamic=False)
-
-    def run() -> Tensor:
-        out = torch.empty(len(v), len(t), device=problem.device)
-        for start in range(0, len(v), 4):
-            out[start : start + 4] = tile(v[start : start + 4], t)
-        return out
-
-    return Prepared(run, operations=problem.operations)
 
 
 def add_ratios(rows: list[Row]) -> None:
@@ -137,7 +135,7 @@ class Sides(NamedTuple):
     images: Tensor  # [Q, I] or [Q, k]
 
 
-def rankings(problem: Problem) -> dict[str, Any]:
+def rankings(problem: Problem, others: Sequence[int] = ()) -> dict[str, Any]:
     """Each precision against float32, float8 also against bfloat16; one that fails says why, the others go on."""
     v, t, method = problem.v, problem.t, problem.method
     images, texts = Embedding(v.mean[:QUERIES]), Embedding(t.mean[:QUERIES])
@@ -152,13 +150,17 @@ def rankings(problem: Problem) -> dict[str, Any]:
 
     exact = {"fp32": scores(BlockScorer(method))}
     result: dict[str, Any] = {}
-    for name in SCORES:
+    engines: dict[str, Callable[[], Engine]] = {
+        "default topk": lambda: choose_engine(method, device=problem.device),
+        "fp8 rescored": partial(rescoring, problem, DEFAULT),
+        **{f"fp8 rescored, spare {spare}": partial(rescoring, problem, spare) for spare in others},
+    }
+    for name in (*PRECISIONS, *engines):
         try:
             if name in PRECISIONS:
                 exact[name] = scores(KernelScorer(method, dtype=PRECISIONS[name]))
             else:
-                dtype = FP8 if "fp8" in name else torch.float32
-                top = best(choose_engine(method, device=problem.device, dtype=dtype))
+                top = best(engines[name]())
             for reference in ("fp32", "bf16") if "fp8" in name else ("fp32",):
                 compared = exact[reference]
                 errors = overlaps(top, tops(compared)) if name not in PRECISIONS else differences(exact[name], compared)
@@ -193,9 +195,10 @@ def differences(scores: Sides, reference: Sides) -> dict[str, float]:
 def tables(result: dict[str, Any]) -> str:
     """Ways, and rankings against float32; docs/performance.md has them from the JSON file."""
     ranked = [
-        {"way": name, **result["rankings"][f"{key} against fp32"]}
-        for key, name in SCORES.items()
-        if f"{key} against fp32" in result["rankings"]
+        {"way": SCORES.get(name, name), **errors}
+        for key, errors in result["rankings"].items()
+        for name, _, reference in [key.partition(" against ")]
+        if reference == "fp32"
     ]
     parts = ((result["rows"], COLUMNS), (ranked, {"way": "scores", **RANKED}))
     where, settings = result["where"], {**result["settings"], "wall seconds": result["wall_s"]}
@@ -211,6 +214,7 @@ def options() -> argparse.Namespace:
     made.add_argument("--edge", type=int, help="of the square products; default 8192, on a CPU 1024")
     made.add_argument("--rounds", type=int, default=3)
     made.add_argument("--only", nargs="+", default=[], help="ways whose name, decoder or dtype has such a word")
+    made.add_argument("--spare", type=int, nargs="+", default=[], help="other numbers of candidates of float8 to try")
     made.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     args = made.parse_args()
     args.edge = args.edge or (8192 if args.device == "cuda" else 1024)
@@ -230,14 +234,14 @@ def main() -> None:
     picked = [
         Way({"way": name, "decoder": decoder, "dtype": dtype, "note": note},
             partial(prepare, problems.get(decoder, problems[WIDE])))
-        for name, decoder, dtype, prepare, note in ways(args.edge)
+        for name, decoder, dtype, prepare, note in ways(args.edge, args.spare)
         if not args.only or any(word in f"{name} {decoder} {dtype}" for word in args.only)
     ]  # fmt: skip
     with torch.inference_mode():
         rows = measure(
             picked, device=device, log=log, rounds=args.rounds, budget=6.0, statistic=statistics.median
         )  # fmt: skip
-        ranked = rankings(problems[WIDE])
+        ranked = rankings(problems[WIDE], args.spare)
     add_ratios(rows)
     sizes = {name: getattr(args, name) for name in ("images", "texts", "dim", "edge")}
     result = {

@@ -216,8 +216,9 @@ def _tflops(rate: float) -> str:
 
 def rankings(cells: list[str], heading: str) -> str | None:
     """What a precision does to the order."""
-    names = {"kernel, fp8, 30 candidates scored again in fp16": "fp8 rescored", "default topk(10)": "default topk"}
-    row = stored("scoring.json")["rankings"][f"{names.get(cells[0], cells[0].removeprefix('kernel, '))} against fp32"]
+    names = {"default topk(10)": "default topk"}
+    name = "fp8 rescored" if "scored again" in cells[0] else names.get(cells[0], cells[0].removeprefix("kernel, "))
+    row = stored("scoring.json")["rankings"][f"{name} against fp32"]
     forms = {
         "texts of an image kept": ("overlap", ".2%"),
         "images of a text kept": ("overlap_images", ".2%"),

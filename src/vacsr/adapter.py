@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from functools import cache, reduce
+from dataclasses import dataclass, fields, replace
+from functools import cache, cached_property, reduce
 from typing import Annotated, Any, Literal
 
 import torch
@@ -225,8 +225,8 @@ class FoldedAdapter:
     def to(self, device: torch.device, dtype: torch.dtype) -> FoldedAdapter:
         """A copy on a device: trunk and small matrix in ``dtype``, what follows them in float32."""
         moved: dict[str, Any] = {}
-        for name, value in vars(self).items():
-            if isinstance(value, Tensor):
+        for name in (field.name for field in fields(self)):
+            if isinstance(value := getattr(self, name), Tensor):
                 moved[name] = value.to(device, dtype if name in ("trunk", "trunk_bias", "small") else torch.float32)
         return replace(self, **moved)
 
@@ -241,16 +241,22 @@ class FoldedAdapter:
 
     def aligned_logits(self, v: Tensor, t: Tensor) -> Tensor:
         """Logits of pairs (n, n). [N, d], [N, d] -> [N] float32"""
-        logit = self._decode((v * t).to(self.trunk.dtype), self.trunk, self.trunk_bias).squeeze(-1)
+        logit = self._decode((v * t).to(self.trunk.dtype)).squeeze(-1)
         return logit if self.residual is None else logit + self._residual((v.float() * t.float()).sum(dim=-1))
 
     def list_logits(self, v: Tensor, t: Tensor) -> Tensor:
         """Logits of queries, each with its own items: no query is copied. [Q, d], [Q, m, d] -> [Q, m] float32"""
         pair = torch.mul(v.unsqueeze(1), t, out=t.new_empty(t.shape, dtype=self.trunk.dtype))
-        logit = self._decode(pair, self.trunk, self.trunk_bias).squeeze(-1)
+        logit = self._decode(pair).squeeze(-1)
         if self.residual is None:
             return logit
-        return logit + self._residual(torch.bmm(t.float(), v.float().unsqueeze(2)).squeeze(2))
+        v, t = v.float(), t.float()
+        if t.device.type != "cpu":
+            return logit + self._residual(torch.bmm(t, v.unsqueeze(2)).squeeze(2))
+        cosine = torch.empty_like(logit)
+        for row, items, query in zip(cosine, t, v, strict=True):  # a batch of them is slow on a CPU
+            torch.mv(items, query, out=row)
+        return logit + self._residual(cosine)
 
     def logits(self, v: Tensor, t: Tensor, *, room: int | None = None) -> Tensor:
         """Every pair's logit: W(v⊙t) = (W·diag v) t, so each image is a plain GEMM. [I, d], [T, d] -> [I, T] float32
@@ -267,8 +273,7 @@ class FoldedAdapter:
         out = torch.empty(len(v), len(t), device=v.device)
         for rows, block in zip(torch.split(v.to(texts.dtype), images), torch.split(out, images), strict=True):
             if room is not None and len(t) < height:
-                formed = (rows.unsqueeze(1) * texts).view(-1, dim)
-                block.copy_(self._decode(formed, self.trunk, self.trunk_bias).view_as(block))
+                block.copy_(self._decode((rows.unsqueeze(1) * texts).view(-1, dim)).view_as(block))
                 continue
             scaled = (rows.unsqueeze(1) * self.trunk).view(-1, dim)  # [I·H, d]
             bias, step = self.trunk_bias.repeat(len(rows)), max(1, pairs // max(1, len(rows)))
@@ -276,27 +281,38 @@ class FoldedAdapter:
                 columns.copy_(self._decode(part, scaled, bias).T)
         return out if self.residual is None else out.add_(self._residual(v.float() @ t.float().T))
 
-    def _decode(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """Trunk and decoder of n trunks, one below the other. [..., d], [n·H, d], [n·H] -> [..., n]"""
-        hidden = relu_linear(x, weight, bias).view(-1, len(self.trunk))
-        if hidden.device.type == "cuda" and hidden.dtype != torch.float32 and self.last is not None and WIDE_SUMS:
+    @cached_property
+    def packed(self) -> Tensor:
+        """The trunk in the layout in which oneDNN multiplies, which it otherwise makes for each product."""
+        layout: Tensor = torch.ops.mkldnn._reorder_linear_weight(self.trunk)
+        return layout
+
+    def _decode(self, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+        """Trunk and decoder, of n trunks, one below the other, if given. [..., d], [n·H, d], [n·H] -> [..., n]"""
+        height, count = len(self.trunk), 1 if weight is None else len(weight) // len(self.trunk)
+        bias = self.trunk_bias if bias is None else bias
+        if fuses_relu(x):
+            weight = self.packed if weight is None else weight
+            hidden = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "relu", [], "").view(-1, height)
+        else:
+            hidden = functional.linear(x, self.trunk if weight is None else weight, bias).relu_().view(-1, height)
+        half = hidden.device.type == "cuda" and hidden.dtype != torch.float32
+        if half and self.last is not None and WIDE_SUMS and not torch.compiler.is_compiling():
             out = torch.mm(hidden, self.small.T, out_dtype=torch.float32).add_(self.small_bias)
         else:
             out = functional.linear(hidden, self.small).float().add_(self.small_bias)
         logit = out.squeeze(-1) if self.last is None else torch.mv(out.relu_(), self.last).add_(self.last_bias)
-        return logit.view(*x.shape[:-1], len(weight) // len(self.trunk))
+        return logit.view(*x.shape[:-1], count)
 
     def _residual(self, cosine: Tensor) -> Tensor:
         assert self.residual is not None
         return self.residual[0] * cosine + self.residual[1]
 
 
-def relu_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """relu(x·Wᵀ + b). On a CPU with bfloat16 units oneDNN applies the ReLU to the product while it is in registers."""
-    if x.dtype == torch.bfloat16 and x.device.type == "cpu" and x.numel() and fast_bfloat16():
-        fused: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "relu", [], "")
-        return fused
-    return functional.linear(x, weight, bias).relu_()
+def fuses_relu(x: Tensor) -> bool:
+    """Can oneDNN apply a ReLU to a product with ``x`` while it is in registers? On CPUs that multiply in bfloat16."""
+    plain = x.dtype != torch.bfloat16 or x.device.type != "cpu" or torch.compiler.is_compiling()
+    return not plain and x.numel() > 0 and fast_bfloat16()
 
 
 @cache

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from vacsr.bench import BenchResult, Prepared, Way, measure, scoring
+from vacsr.bench import BenchResult, Prepared, Way, measure, roofline, scoring
 from vacsr.scoring import BlockScorer
 
 CPU = torch.device("cpu")
@@ -105,6 +105,58 @@ def test_a_way_that_fails_does_not_stop_the_others(monkeypatch: pytest.MonkeyPat
     assert all(row["faster"] is None for row in result.rows if "seconds" in row)
     assert sum("seconds" in row for row in result.rows) == len(result.rows) - 1
     assert "no such luck" in svg_texts(result.to_svg())
+
+
+# -------------------------------------------------------------------------------------------------------- roofline
+
+
+def test_a_roofline_and_its_plot(monkeypatch: pytest.MonkeyPatch, vacsr: Any, tmp_path: Path) -> None:
+    monkeypatch.setitem(roofline.SIZES, "small", ((2, 30), (3, 70)))
+    stored, drawn = tmp_path / "a.json", tmp_path / "a.svg"
+    options = ("--dim", 8, "--dim", 16, "--device", "cpu", "--json", stored, "--figure", drawn)
+    done = vacsr("bench", "roofline", *options)
+    assert done.code == 0
+    report = json.loads(stored.read_text(encoding="utf-8"))
+    assert report["bench"] == "roofline"
+    rows = report["rows"]
+    assert not any(row.get("problem") for row in rows)
+    assert {(row["d"], row["pairs"]) for row in rows if "d" in row} == {(d, n) for d in (8, 16) for n in (60, 210)}
+    assert {row["decoder"] for row in rows} == {"–", *roofline.DECODERS}
+    ceilings = [row for row in rows if row["way"] in (roofline.TRUNK, roofline.SQUARES)]
+    assert max(row["share"] for row in ceilings) == 1
+    assert all(row["share"] == pytest.approx(row["tflops"] / report["settings"]["best TFLOP/s"]) for row in ceilings)
+    labels = svg_texts(drawn.read_text(encoding="utf-8"))
+    assert "folded torch, 16-wide + cosine, bf16" in labels
+    assert not any("memory" in label for label in labels), "a CPU's memory is not measured"
+    kept = {key: report[key] for key in ("bench", "where", "settings", "rows", "notes")}
+    again = roofline.Roofline(**kept, columns=roofline.COLUMNS)
+    assert again.to_svg() == drawn.read_text(encoding="utf-8")
+    assert again.to_markdown() == done.out.rstrip("\n")
+
+
+@torch.inference_mode()
+def test_the_compiled_way_and_tf32_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roofline, "_TILE", (2, 7))
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
+    problem = scoring.Problem(5, 20, 16, device=CPU)
+    exact = BlockScorer(problem.method).block(problem.v, problem.t)
+    assert scoring.relative_error(roofline.compiled(problem).run(), exact) < 0.02
+    before = torch.get_float32_matmul_precision()
+    ready = roofline._with("tf32", lambda: Prepared(torch.get_float32_matmul_precision))
+    assert (ready.run(), torch.get_float32_matmul_precision()) == ("high", before)
+
+
+def test_clock_and_power_are_noted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tool, busy = tmp_path / "nvidia-smi", []
+    tool.write_text("#!/bin/sh\necho 'clocks, power'\necho '1965 MHz, 690 W'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (note,) = roofline.gpu_state(Prepared(lambda: busy.append(0)))
+    assert "clocks, power: 1965 MHz, 690 W" in note
+    assert busy
+    tool.unlink()
+    (note,) = roofline.gpu_state(Prepared(lambda: None))
+    assert "unknown" in note
 
 
 # ---------------------------------------------------------------------------------------------- tables and plots

@@ -11,13 +11,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from vacsr.adapter import VariationalAdapter
+from vacsr.bench.scoring import top_overlap
 from vacsr.config.io import method_config
 from vacsr.errors import UsageError
 from vacsr.methods import Embedding, build_method
 from vacsr.scoring import choose_engine
+from vacsr.scoring.cascade import candidate_scores
 from vacsr.scoring.folded import BlockScorer
+from vacsr.scoring.topk import stable_topk
 
-from .models import units
+from .models import exact, method, units
 
 NOT_FOLDABLE: list[dict[str, Any]] = [
     {"mixing": "head"},
@@ -60,9 +63,9 @@ def test_blocks_and_aligned_pairs_are_the_dense_scores(raw: Any) -> None:
     torch.testing.assert_close(scorer.block(v, t), expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(scorer.aligned(v, t), expected.diagonal(), atol=1e-5, rtol=1e-5)
     low = BlockScorer(method, dtype=torch.bfloat16)
-    for scores, exact in ((low.block(v, t), expected), (low.aligned(v, t), expected.diagonal())):
+    for scores, reference in ((low.block(v, t), expected), (low.aligned(v, t), expected.diagonal())):
         assert scores.dtype == torch.float32
-        assert 0 < (scores - exact).abs().max() < 0.02 * (expected.max() - expected.min())
+        assert 0 < (scores - reference).abs().max() < 0.02 * (expected.max() - expected.min())
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
@@ -77,6 +80,38 @@ def test_any_tiling_gives_the_same(images: int, texts: int, room: int, weights: 
     if scorer.folded is not None:
         assert min(rows, columns) <= max(1, weights // 36)  # a trunk of 6×6
     torch.testing.assert_close(scorer.block(v, t), dense(method, v, t), atol=1e-5, rtol=1e-5)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    st.integers(0, 9), st.integers(0, 40), st.integers(1, 40), st.integers(1, 40), st.sampled_from([0, 1, 16]),
+    st.booleans(), st.sampled_from([torch.float32, torch.bfloat16]), st.sampled_from([1, 100, 1 << 20]),
+)  # fmt: skip
+def test_strips_of_any_shape_stay_within_the_bound(
+    images: int, texts: int, dim: int, hidden: int, width: int, residual: bool, dtype: torch.dtype, room: int
+) -> None:
+    """Against float64; v⊙t or the scaled weights, one row, none, ragged strips. Rounded are both vectors or a vector
+    and the scaled trunk, the trunk and its bias, the hidden unit, the decoder's small matrix and its sum."""
+    made = method(dim, hidden=hidden, width=width, residual=residual)
+    v, t = units(images, dim, seed=1), units(texts, dim, seed=2)
+    scorer = BlockScorer(made, dtype=dtype, outputs=room)
+    rounding = 2.0**-8 if dtype == torch.bfloat16 else 2.0**-21
+    bound = 7 * rounding * exact(made.adapter, v, t, absolute=True) + 1e-4
+    scores, reference = scorer.block(Embedding(v), Embedding(t)), exact(made.adapter, v, t)
+    assert scores.shape == (images, texts)
+    assert bool(((scores - reference).abs() <= bound).all())
+    lists = torch.randint(max(1, texts), (images, min(3, texts)), generator=torch.Generator().manual_seed(3))
+    own = candidate_scores(scorer, Embedding(v), Embedding(t), lists, chunk=room)
+    assert bool(((own - reference.gather(1, lists)).abs() <= bound.gather(1, lists)).all())
+
+
+def test_bfloat16_keeps_the_ranking() -> None:
+    made, v, t = method(256), units(50, 256, seed=1), units(500, 256, seed=2)
+    scores = BlockScorer(made, dtype=torch.bfloat16).block(Embedding(v), Embedding(t))
+    reference = exact(made.adapter, v, t)
+    assert (scores - reference).square().mean().sqrt() < 0.01 * reference.std()
+    best, kept = (stable_topk(x.float(), 10).index for x in (reference, scores))
+    assert top_overlap(kept, best) > 0.97
 
 
 @pytest.mark.parametrize(

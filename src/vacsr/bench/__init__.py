@@ -8,7 +8,8 @@ from __future__ import annotations
 import io
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -112,6 +113,18 @@ def describe_error(error: Exception) -> str:
     return message.splitlines()[0].replace("|", "/")[:200]
 
 
+@contextmanager
+def svg_drawing(inches: tuple[float, float]) -> Iterator[tuple[Any, io.StringIO]]:
+    """A figure, and where its SVG is in the end: the same bytes for the same drawing, text as text."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "vacsr", "font.size": 9}):
+        figure, out = Figure(figsize=inches, layout="constrained"), io.StringIO()
+        yield figure, out
+        figure.savefig(out, format="svg", metadata={"Date": None})
+
+
 @dataclass(frozen=True)
 class BenchResult:
     """Numbers of several ways, measured in one run."""
@@ -140,14 +153,10 @@ class BenchResult:
 
     def to_svg(self) -> str:
         """The seconds of each way on a logarithmic axis. One that failed says why; one without a time is left out."""
-        import matplotlib
-        from matplotlib.figure import Figure
-
         from vacsr.pages.plots import palette
 
         rows = [row for row in self.rows if row.get("problem") or row.get("seconds")]
-        with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "vacsr", "font.size": 9}):
-            figure = Figure(figsize=(8, 1.8 + 0.3 * len(rows)), layout="constrained")
+        with svg_drawing((8, 1.8 + 0.3 * len(rows))) as (figure, done):
             figure.suptitle(self.bench)
             axes = figure.subplots()
             axes.set(xscale="log", xlabel="seconds", ylim=(max(len(rows), 1) - 0.5, -0.5))
@@ -161,9 +170,7 @@ class BenchResult:
                 else:
                     axes.text(0.02, position, str(row["problem"]), va="center", transform=axes.get_yaxis_transform())
             figure.supxlabel(self._settings(), fontsize=8)
-            out = io.StringIO()
-            figure.savefig(out, format="svg", metadata={"Date": None})
-        return out.getvalue()
+        return done.getvalue()
 
     def _settings(self) -> str:
         return f"{', '.join(f'{name} {_number(value)}' for name, value in self.settings.items())}; {self.where}."

@@ -1,6 +1,7 @@
 """`vacsr doctor` and `vacsr bench`: what this machine has, and how fast it is."""
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -22,21 +23,23 @@ def doctor() -> None:
 
 
 def bench(
-    what: Annotated[Literal["scoring"], typer.Argument(help="What to time.", show_default=False)],
+    what: Annotated[Literal["scoring", "roofline"], typer.Argument(help="What to time.", show_default=False)],
     size: Annotated[Literal["small", "coco"] | None, typer.Option(help="Default: coco on a GPU, else small.")] = None,
     json: Annotated[Path | None, typer.Option("--json", help="Also write the numbers as JSON.")] = None,
     figure: Annotated[Path | None, typer.Option("--figure", help="Also plot them, as SVG.")] = None,
+    dims: Annotated[list[int] | None, typer.Option("--dim", min=1, help="d of roofline, as often as you like.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads on a CPU; default: torch's own number.")] = None,
     device: Device = "auto",
 ) -> None:
     """Time several ways to compute the same result, side by side, on random data.
 
-    scoring: a bare matrix product, the paper's way, folded scoring, the kernel. Scripts for training steps and
-    much else are in benchmarks/.
+    scoring: a bare matrix product, the paper's way, folded scoring, the kernel. roofline: time, share of the best
+    matrix product and memory over d, sizes, decoders and precisions. Scripts for training steps and much else are
+    in benchmarks/.
     """
     import torch
 
-    from vacsr.bench.scoring import run
+    from vacsr.bench import roofline, scoring
     from vacsr.files import check_output, write_json, write_text
     from vacsr.model import choose_device
 
@@ -50,6 +53,7 @@ def bench(
     if threads is not None:
         torch.set_num_threads(threads)
     log = lambda name: typer.echo(f"timing {name}", err=True)  # noqa: E731
+    run = partial(roofline.run, dims=dims or roofline.DIMS) if what == "roofline" else scoring.run
     result = run(choose_device(device), size=size, log=log)
     typer.echo(result.to_markdown())
     if json is not None:
