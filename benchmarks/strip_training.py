@@ -1,15 +1,14 @@
 """Time and peak memory of the adapter's loss, dense and in strips of several heights, in and without CUDA graphs.
 
     python benchmarks/strip_training.py [--batches 1024,4096,16384:64] [--strips auto,16384] [--compile] [--check]
-                                        [--modes graph,eager,replay] [--ways fused] [--profile] [--json FILE]
+                                        [--modes graph,eager] [--ways fused] [--profile] [--json FILE]
 
 Adapter only: the embeddings are random leaves, there are no towers and no optimiser. A step is loss and backward, and
 ``16384:64`` is one of the first 64 rows of 16,384 × 16,384 pairs, such as one rank has. The modes: ``graph``, the step
-replayed as a CUDA graph; ``eager``, as it is; ``replay``, eager with every compiled strip as a CUDA graph. Strips of
-other sizes, in pairs, are timed for the first batch. All of a batch are timed in turn. ``vs dense`` is the time of a
-pair over that of the first dense loss of the same way, ``ratio`` the time over that of the matrix products at the rate
-of one large product in the same run. Memory is CUDA's peak of allocated bytes above what was held before the step, with
-what the graphs of ``replay`` keep.
+replayed as a CUDA graph; ``eager``, as it is. Strips of other sizes, in pairs, are timed for the first batch. All of a
+batch are timed in turn. ``vs dense`` is the time of a pair over that of the first dense loss of the same way, ``ratio``
+the time over that of the matrix products at the rate of one large product in the same run. Memory is CUDA's peak of
+allocated bytes above what was held before the step.
 
 ``--check`` compares gradients with float64, ``--profile`` says where the time of the first batch goes. Clocks and power
 are nvidia-smi's medians while the GPU is busy. Without a GPU a small run shows that it works.
@@ -28,13 +27,11 @@ from unittest import mock
 
 import torch
 from torch import Tensor
-from torch._inductor.cudagraph_trees import reset_cudagraph_trees
 from torch.nn import functional
 
 from _common import adapter_flops, captured, log, parser, peak_gib, product_rate
 from vacsr import kernels
 from vacsr.bench import BenchResult, Prepared, Step, Way, describe_device, measure
-from vacsr.bench.training import GIB
 from vacsr.files import write_json
 from vacsr.methods.base import Embedding
 from vacsr.methods.vacsr import Vacsr, VacsrConfig
@@ -112,38 +109,32 @@ def cases(args: argparse.Namespace, batch: int, rows: int, *, device: torch.devi
         for height in dict.fromkeys(dense + heights):
             name = ("dense" if height == rows else f"strips {height}×{batch}") + (", fused" if fused else "")
             modes = args.modes if height in (rows, heights[0]) else args.modes[:1]
-            modes = [mode for mode in modes if mode != "replay" or (args.compile and height < rows)]
             found += [Case(batch, rows, name, mode, height, fused) for mode in modes]
     return found
 
 
 def losses(args: argparse.Namespace, chosen: list[Case], *, device: torch.device) -> Iterator[tuple[Case, Step]]:
-    """A step for each case; cases that differ only in ``graph`` or ``eager`` share what is compiled."""
-    made: dict[tuple[int, bool, bool], Step] = {}
+    """A step for each case; cases that differ only in their mode share what is compiled."""
+    made: dict[tuple[int, bool], Step] = {}
     for case in chosen:
-        key = case.height, case.fused, case.mode == "replay"
+        key = case.height, case.fused
         if key not in made:
             method = make(args, fused=case.fused, device=device)
             whole = case.height == case.rows
             loss: PairLoss = method.loss if whole else StripLoss(method.loss, method, case.height)
-            loss = compile_pairs(loss, replay=case.mode == "replay") if args.compile else loss
+            loss = compile_pairs(loss) if args.compile else loss
             half = args.precision == "bf16"
             made[key] = loss_step(method, loss, batch=case.batch, rows=case.rows, device=device, half=half)
         yield case, made[key]
 
 
 def prepare(step: Step, case: Case, *, device: torch.device) -> Prepared:
-    """Peak memory as it is, time as it is or replayed; after steps that compile and record."""
+    """Peak memory as it is, time as it is or in a graph; after a step that compiles."""
     if device.type != "cuda":
         return Prepared(step)
+    step()
     torch.cuda.empty_cache()
-    held = torch.cuda.memory_reserved()
-    replay = case.mode == "replay"
-    for _ in range(3 if replay and case.rows < 3 * case.height else 1):
-        step()
-    torch.cuda.empty_cache()
-    pools = (torch.cuda.memory_reserved() - held) / GIB if replay else 0.0
-    peak = pools + peak_gib(step, before=torch.cuda.memory_allocated())
+    peak = peak_gib(step, before=torch.cuda.memory_allocated())
     return Prepared(captured(step) if case.mode == "graph" else step, {"peak_gib": peak})
 
 
@@ -172,7 +163,6 @@ def sweep(args: argparse.Namespace, *, device: torch.device, rate: float | None)
         del ways, measured
         if device.type == "cuda":
             torch._dynamo.reset()
-            reset_cudagraph_trees()
             torch.cuda.empty_cache()
 
 
@@ -189,10 +179,9 @@ def gradient_errors(
         method, name = make(args, fused="fused" in args.ways, device=device), "dense" if rows == batch else "strips"
         loss: PairLoss = method.loss if rows == batch else StripLoss(method.loss, method, rows)
         if half and rows < batch and args.compile:
-            loss, name = compile_pairs(loss, replay=device.type == "cuda"), "compiled strips"
+            loss, name = compile_pairs(loss), "compiled strips"
         step = loss_step(method, loss, half=half, **seeds)
-        for _ in range(3):  # warmed up, recorded, replayed
-            grads = step()
+        grads = step()
         worst = max(
             float((g.double() - e).norm() / e.norm().clamp_min(1e-12)) for g, e in zip(grads, exact, strict=True)
         )
@@ -257,7 +246,7 @@ def parsed(*, gpu: bool) -> argparse.Namespace:
         "--batches", default=BATCHES["cuda" if gpu else "cpu"], help="B or B:ROWS, separated by commas"
     )
     options.add_argument("--strips", default="auto" if gpu else "128", help="pairs of a strip, or auto")
-    options.add_argument("--modes", default="graph,eager,replay" if gpu else "eager")
+    options.add_argument("--modes", default="graph,eager" if gpu else "eager")
     options.add_argument("--precision", choices=list(ITEM), default="bf16" if gpu else "fp32")
     options.add_argument("--compile", action="store_true", help="torch.compile the loss, or its strip")
     options.add_argument("--ways", default="fused" if gpu else "plain", help="plain,fused")

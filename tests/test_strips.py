@@ -25,7 +25,6 @@ from vacsr.objective import LossTerms, ObjectiveConfig, PairBlock, batch_block
 from vacsr.strips import StripLoss, compile_pairs
 
 from . import losses
-from .interpreter import on_gpu
 from .losses import Fields, Result, assert_same, leaves, make_vacsr, run_loss
 
 DIM = 5
@@ -258,16 +257,3 @@ def test_equal_strips_are_compiled_once_and_keep_little_of_a_pair(monkeypatch: p
         run_loss(loss, method, ids, v, t)
     a_pair, weights = 4 * (8 + 2 * 8 + 2 * 8), sum(p.nbytes for p in method.parameters())
     assert Held.most < 1.5 * a_pair * 3 * 12 + weights
-
-
-@on_gpu
-def test_strips_that_are_replayed_are_those_that_are_not() -> None:
-    """Warmed up, recorded and replayed, on embeddings at new addresses each time."""
-    method, ids = make().cuda(), IDS.cuda()
-    loss = compile_pairs(StripLoss(method.loss, method, 4), replay=True)
-    for step in range(3):
-        number = torch.tensor(step, device="cuda")
-        seed = torch.tensor(2, device="cuda")
-        v, t = sides(len(IDS), device="cuda")
-        expected = run_loss(method.loss, method, ids, v, t, seed=seed, step=number)
-        assert_same(run_loss(loss, method, ids, v, t, seed=seed, step=number), expected, within=1e-4)

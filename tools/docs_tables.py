@@ -336,7 +336,7 @@ def strips(cells: list[str], heading: str) -> str | None:
         if [f"{row['batch']:,}{some}", row["way"].replace(",", "").split()[0]] == cells[:2] and "ms" in row:
             rows.append(row)
     graphs = [row for row in rows if row["mode"] == "graph"]
-    others = [row for row in rows if row["mode"] == "replay"] or [row for row in rows if row["mode"] == "eager"]
+    others = [row for row in rows if row["mode"] == "eager"]
     shown = {"in a CUDA graph": graphs[:1], "without": others[:1]}  # of several heights the first is `auto`
     if heading == "peak memory" and rows:
         return f"{max(row['peak_gib'] for ways in shown.values() for row in ways):.2f} GiB"

@@ -96,24 +96,17 @@ class _WithGradients(torch.autograd.Function):
         return (None, None, *(None if gradient is None else gradient * grad for gradient in ctx.saved_tensors))
 
 
-def compile_pairs(loss: Loss, *, replay: bool = False) -> Loss:
+def compile_pairs(loss: Loss) -> Loss:
     """torch.compile for one shape at a time, told to keep matrix products for the backward pass and little else.
 
     Of a loss in strips a strip is compiled: the compiler would unroll the loop over them. All other numbers of a pair
     (draws, variances, KL) follow from the products inside the kernel that needs them; by default the compiler keeps
     five times as much in half precision. The outputs of hand-written kernels are kept too where torch has an option
     for it: to run the kernels again would cost more than to read their outputs.
-
-    ``replay``: strips are CUDA graphs, one for all, since the host needs longer to launch a strip's hundred kernels
-    than a GPU to run them. Not for a step that is captured as a graph itself.
     """
     if isinstance(loss, StripLoss):
-        return cast(Loss, replace(loss, loss=_compiled(loss.loss, replay=replay)))
-    return _compiled(loss, replay=False)
-
-
-def _compiled(loss: Loss, *, replay: bool) -> Loss:
-    compiled = torch.compile(loss, dynamic=False, options={"triton.cudagraphs": True} if replay else None)
+        return cast(Loss, replace(loss, loss=compile_pairs(loss.loss)))
+    compiled = torch.compile(loss, dynamic=False)
     wishes = {"aggressive_recomputation": True, "is_non_builtin_to_include": True}
     options = {name: value for name, value in wishes.items() if hasattr(torch._functorch.config, name)}
 

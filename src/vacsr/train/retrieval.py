@@ -221,7 +221,7 @@ class RetrievalTask(Task):
         if not self.model.has_towers and not isinstance(self.pair_loss, StripLoss):
             return compile_pairs(self.loss)
         self.model.compile_blocks(True)
-        self.pair_loss = compile_pairs(self.pair_loss, replay=self.device.type == "cuda" and not self.graphed)
+        self.pair_loss = compile_pairs(self.pair_loss)
         return self.loss
 
     def uncompile(self) -> None:
