@@ -384,6 +384,13 @@ def test_a_file_in_the_way(tmp_path: Path) -> None:
         compare(read_table(write(tmp_path)), tmp_path / "out" / "deep")
 
 
+def test_a_place_that_cannot_be_written_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    table = read_table(write(tmp_path, seeds=[0]))
+    with pytest.raises(EnvironmentProblem, match="cannot make the folder"):
+        compare(table, tmp_path / ("x" * 300), runs=tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_changed_cell_that_is_killed_is_not_taken_for_finished(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,6 +35,8 @@ def test_lines_are_named_and_spoken() -> None:
     svg = drawn(Line("a", X, np.array([1.0, 2.0, 3.5])), Line("b", X, np.array([-0.004, np.nan, -1.0])), digits=2)
     assert label(svg) == "t. a: from 1.00 to 3.50; b: from 0.00 to -1.00."
     assert {"a", "b", "x", "y"} <= set(texts(svg))
+    (sample, *_), (name,) = re.findall(r'd="M 4 ([\d.]+)', svg), re.findall(r'y="([\d.]+)">a</text>', svg)
+    assert 0 < float(name) - float(sample) < 12, "in the legend the line runs through the middle of its name"
 
 
 def test_points_are_where_their_numbers_say() -> None:

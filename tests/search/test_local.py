@@ -99,6 +99,15 @@ def test_any_history_is_a_dict_in_order_of_insertion(
     assert len(files(folder)) == 2, "a pair of files, whatever happened"
 
 
+def test_more_than_a_quarter_deleted_is_compacted(tmp_path: Path) -> None:
+    index = made(tmp_path / "i")
+    index.add(names(8), whole(8, DIM))
+    index.delete(names(2))
+    assert index.info().dead == 2
+    index.delete(names(1, 2))
+    assert index.info().dead == 0
+
+
 def test_float16_stores_half_precision(tmp_path: Path) -> None:
     vectors = torch.randn(20, DIM, generator=torch.Generator().manual_seed(0))
     index = made(tmp_path / "i", dtype="float16")

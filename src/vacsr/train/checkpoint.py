@@ -4,6 +4,7 @@ One safetensors file and one rename: after a kill at any moment there is either 
 """
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -151,7 +152,7 @@ def check_folder(out: Path, *, resume: bool) -> None:
 
 def check_not_file(out: Path) -> None:
     """Refuse a path that cannot become a folder, before any work."""
-    parent = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
+    parent = next(path for path in (out.absolute(), *out.absolute().parents) if os.path.exists(path))
     if not parent.is_dir():
         raise UsageError(f"{out} cannot be a folder: {parent} is a file — choose another --out")
 

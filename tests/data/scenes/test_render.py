@@ -8,6 +8,7 @@ import numpy as np
 
 from vacsr.data.scenes.objects import BACKGROUNDS, COLOURS, RADIUS, SHAPES, VARIANTS, Scene, Thing, draw_scene
 from vacsr.data.scenes.render import Domain, SceneRenderer, render_scene, shifted
+from vacsr.data.scenes.sprites import _soft
 
 SCENES = [draw_scene(random.Random(seed)) for seed in range(60)]
 SMALL = SceneRenderer(64)
@@ -22,6 +23,10 @@ QUARTERS = base64.b64decode(
     "vbjSwLjS3+Hv29zqvs/qvs7p3+f12+TzwNDjwNDj3+j12+X0yL3Lyr7M5eDk4tvgw8PfxMPf3+Tx3uHwt7LHv7XF1tbezMrUvbnTv7nT3uDt29vq"
 )
 """Mean colours of the quarters of pictures: every background, every shape and every domain."""
+
+
+def test_corners_are_cut_three_times() -> None:
+    assert len(_soft(np.array([(0.0, 0.0), (1.0, 0.0), (1.0, 1.0), (0.0, 1.0)]))) == 4 * 2**3
 
 
 def test_pictures_stay_what_they_were() -> None:

@@ -120,9 +120,9 @@ def _ellipse(x: float, y: float, width: float, height: float | None = None, *, t
     return _curve(x + across * cos - down * sin, y + across * sin + down * cos)
 
 
-def _soft(points: Points, *, cut: float = 0.2, rounds: int = 3) -> Points:
-    """Round the corners: each round cuts every corner off."""
-    for _ in range(rounds):
+def _soft(points: Points, *, cut: float = 0.2) -> Points:
+    """Round the corners: each of three rounds cuts every corner off."""
+    for _ in range(3):
         after, before = np.roll(points, -1, axis=0), np.roll(points, 1, axis=0)
         ends = [points + cut * (before - points), points + cut * (after - points)]
         points, cut = np.stack(ends, axis=1).reshape(-1, 2), 0.25
