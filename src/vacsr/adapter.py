@@ -212,7 +212,7 @@ class FoldedScore:
 
 @dataclass(frozen=True)
 class FoldedAdapter:
-    """relu(W (v⊙t) + b), then one small matrix, then the decoder's last layer: a pair costs the trunk."""
+    """relu(W (v⊙t) + b), then one small matrix, then the decoder's last layer: a pair costs the trunk. No gradients."""
 
     trunk: Tensor  # [H, d], the input scale already inside
     trunk_bias: Tensor  # [H]
@@ -239,11 +239,13 @@ class FoldedAdapter:
         residual = None if self.residual is None else self.residual * self.residual.new_tensor([1.0, share])
         return replace(self, trunk=self.trunk * count, residual=residual, **out)
 
+    @torch.no_grad()
     def aligned_logits(self, v: Tensor, t: Tensor) -> Tensor:
         """Logits of pairs (n, n). [N, d], [N, d] -> [N] float32"""
         logit = self._decode((v * t).to(self.trunk.dtype)).squeeze(-1)
         return logit if self.residual is None else logit + self._residual((v.float() * t.float()).sum(dim=-1))
 
+    @torch.no_grad()
     def list_logits(self, v: Tensor, t: Tensor) -> Tensor:
         """Logits of queries, each with its own items: no query is copied. [Q, d], [Q, m, d] -> [Q, m] float32"""
         pair = torch.mul(v.unsqueeze(1), t, out=t.new_empty(t.shape, dtype=self.trunk.dtype))
@@ -258,6 +260,7 @@ class FoldedAdapter:
             torch.mv(items, query, out=row)
         return logit + self._residual(cosine)
 
+    @torch.no_grad()
     def logits(self, v: Tensor, t: Tensor, *, pairs: int | None = None) -> Tensor:
         """Every pair's logit: W(v⊙t) = (W·diag v) t, so each image is a plain GEMM. [I, d], [T, d] -> [I, T] float32
 
@@ -268,14 +271,15 @@ class FoldedAdapter:
         if len(t) < len(v):
             return self.logits(t, v, pairs=pairs).T
         (height, dim), texts = self.trunk.shape, t.to(self.trunk.dtype)
-        formed, pairs = pairs is not None and len(t) < height, pairs or max(1, len(v) * len(t))
+        formed = pairs is not None and len(t) < height
+        pairs = pairs or max(1, len(v) * len(t))
         images = max(1, min(len(v), pairs // max(1, len(t))))
         out = torch.empty(len(v), len(t), device=v.device)
         for rows, block in zip(torch.split(v.to(texts.dtype), images), torch.split(out, images), strict=True):
             if formed:
-                block.copy_(self._decode((rows.unsqueeze(1) * texts).view(-1, dim)).view_as(block))
+                block.copy_(self._decode((rows.unsqueeze(1) * texts).reshape(-1, dim)).view_as(block))
                 continue
-            scaled = (rows.unsqueeze(1) * self.trunk).view(-1, dim)  # [I·H, d]
+            scaled = (rows.unsqueeze(1) * self.trunk).reshape(-1, dim)  # [I·H, d]
             bias, step = self.trunk_bias.repeat(len(rows)), max(1, pairs // images)
             for part, columns in zip(torch.split(texts, step), torch.split(block, step, dim=1), strict=True):
                 columns.copy_(self._decode(part, scaled, bias).T)
@@ -286,6 +290,10 @@ class FoldedAdapter:
         """The trunk in the layout in which oneDNN multiplies, which it otherwise makes for each product."""
         layout: Tensor = torch.ops.mkldnn._reorder_linear_weight(self.trunk)
         return layout
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the packed trunk, which cannot be copied."""
+        return {name: value for name, value in self.__dict__.items() if name != "packed"}
 
     def _decode(self, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         """Trunk and decoder, of n trunks, one below the other, if given. [..., d], [n·H, d], [n·H] -> [..., n]"""
@@ -311,8 +319,8 @@ class FoldedAdapter:
 
 def fuses_relu(x: Tensor) -> bool:
     """Can oneDNN apply a ReLU to a product with ``x`` while it is in registers? On CPUs that multiply in bfloat16."""
-    plain = x.dtype != torch.bfloat16 or x.device.type != "cpu" or torch.compiler.is_compiling()
-    return not plain and x.numel() > 0 and fast_bfloat16()
+    half_on_cpu = x.dtype == torch.bfloat16 and x.device.type == "cpu"
+    return half_on_cpu and not torch.compiler.is_compiling() and x.numel() > 0 and fast_bfloat16()
 
 
 @cache

@@ -90,10 +90,11 @@ def test_candidates_are_scored_in_chunks() -> None:
     engine, index = BlockScorer(made), torch.tensor([[0, 8], [1, 1], [5, 2], [7, 3]])
     expected = engine.block(v, t).gather(1, index)
     for chunk in (1, 3, 100):
-        scores = candidate_scores(engine, v, t, index, chunk=chunk)
+        scores = candidate_scores(engine, v, t, index, direction="i2t", chunk=chunk)
         torch.testing.assert_close(scores, expected, atol=1e-5, rtol=1e-5)
     none = Embedding(torch.empty(0, 20))
-    assert candidate_scores(engine, none, t, torch.empty(0, 3, dtype=torch.int64)).shape == (0, 3)
+    empty = torch.empty(0, 3, dtype=torch.int64)
+    assert candidate_scores(engine, none, t, empty, direction="i2t").shape == (0, 3)
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)

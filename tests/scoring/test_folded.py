@@ -95,7 +95,7 @@ def test_strips_of_any_shape_stay_within_the_bound(
     assert scores.shape == (images, texts)
     assert bool(((scores - reference).abs() <= bound).all())
     lists = torch.randint(max(1, texts), (images, min(3, texts)), generator=torch.Generator().manual_seed(3))
-    own = candidate_scores(scorer, Embedding(v), Embedding(t), lists, chunk=room)
+    own = candidate_scores(scorer, Embedding(v), Embedding(t), lists, direction="i2t", chunk=room)
     assert bool(((own - reference.gather(1, lists)).abs() <= bound.gather(1, lists)).all())
 
 

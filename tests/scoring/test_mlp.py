@@ -125,6 +125,10 @@ def test_any_module_will_do_and_what_does_not_fit_says_so() -> None:
             wrong()
 
 
+class _Changed(nn.Linear):
+    """A subclass may compute anything."""
+
+
 def test_which_networks_the_kernel_takes() -> None:
     assert folded_mlp(network(6, 8, 1)) is not None
     assert folded_mlp(network(6, 8, 4, 1, bias=False)) is not None
@@ -133,7 +137,11 @@ def test_which_networks_the_kernel_takes() -> None:
         nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 1)),
         nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1), nn.Sigmoid()),
         nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 1)), nn.Sequential(),
+        nn.Sequential(nn.Linear(6, 8), nn.ReLU(), _Changed(8, 1)),
     ]  # fmt: skip
+    hooked = network(6, 8, 1)
+    hooked[0].register_forward_hook(lambda layer, inputs, output: output + 1.0)
+    others.append(hooked)
     assert [folded_mlp(mlp) for mlp in others] == [None] * len(others)
 
 

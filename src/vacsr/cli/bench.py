@@ -50,6 +50,8 @@ def bench(
         raise UsageError(f"--figure {figure}: plots are SVG files — name it {figure.with_suffix('.svg')}")
     if json is not None and figure is not None and os.path.realpath(json) == os.path.realpath(figure):
         raise UsageError(f"--json and --figure both name {json} — give each its own file")
+    if dims and what != "roofline":
+        raise UsageError("--dim belongs to roofline — leave it out, or type: vacsr bench roofline")
     if threads is not None:
         torch.set_num_threads(threads)
     log = lambda name: typer.echo(f"timing {name}", err=True)  # noqa: E731

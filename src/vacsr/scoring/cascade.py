@@ -72,8 +72,8 @@ class Cascade(Engine):
     def aligned(self, v: Embedding, t: Embedding) -> Tensor:
         return self.fine.aligned(v, t)
 
-    def lists(self, v: Embedding, t: Embedding) -> Tensor:
-        return self.fine.lists(v, t)
+    def lists(self, queries: Embedding, items: Embedding, *, direction: Direction) -> Tensor:
+        return self.fine.lists(queries, items, direction=direction)
 
     @torch.inference_mode()
     def topk(self, v: Embedding, t: Embedding, *, k: int, directions: Sequence[Direction] = DIRECTIONS) -> list[TopK]:
@@ -83,23 +83,29 @@ class Cascade(Engine):
         if self.exact and (operations < self.worthwhile or count >= min(len(items.mean) for _, items in sides)):
             return self.fine.topk(v, t, k=k, directions=directions)
         tops = self.coarse.topk(v, t, k=count, directions=directions)
-        return [self._ranked(top, queries, items, k=k) for top, (queries, items) in zip(tops, sides, strict=True)]
+        return [
+            self._ranked(top, *side, k=k, direction=direction)
+            for top, side, direction in zip(tops, sides, directions, strict=True)
+        ]
 
-    def _ranked(self, candidates: TopK, queries: Embedding, items: Embedding, *, k: int) -> TopK:
-        """[Q, m] -> [Q, min(k, m)]. v⊙t is symmetric, so queries may be texts."""
-        fine = candidate_scores(self.fine, queries, items, candidates.index)
+    def _ranked(
+        self, candidates: TopK, queries: Embedding, items: Embedding, *, k: int, direction: Direction
+    ) -> TopK:
+        """[Q, m] -> [Q, min(k, m)]"""
+        fine = candidate_scores(self.fine, queries, items, candidates.index, direction=direction)
         best = best_of(fine, candidates.index, k=k)
         if not self.exact:
             return best
         unsure = (~surely_best(candidates.score, fine, k=k)).nonzero().flatten()  # the only wait for the GPU
         if len(unsure):
-            (again,) = self.fine.topk(take(queries, unsure), items, k=k, directions=["i2t"])
+            (again,) = self.fine.topk(take(queries, unsure), items, k=k, directions=["i2t"])  # v⊙t is symmetric
             best.score[unsure], best.index[unsure] = again
         return best
 
 
 def candidate_scores(
-    engine: Engine, queries: Embedding, items: Embedding, index: Tensor, *, chunk: int | None = None
+    engine: Engine, queries: Embedding, items: Embedding, index: Tensor, *, direction: Direction,
+    chunk: int | None = None,
 ) -> Tensor:
     """Scores of each query with its candidates, about ``chunk`` pairs at a time. [Q, d], [N, d], [Q, m] -> [Q, m]
 
@@ -107,7 +113,8 @@ def candidate_scores(
     """
     chunk = chunk or (1 << 15 if index.device.type == "cuda" else 800)
     rows = torch.split(torch.arange(len(index), device=index.device), max(1, chunk // max(1, index.shape[1])))
-    return torch.cat([engine.lists(take(queries, row), items.map(partial(_picked, index=index[row]))) for row in rows])
+    own = (items.map(partial(_picked, index=index[row])) for row in rows)
+    return torch.cat([engine.lists(take(queries, row), part, direction=direction) for row, part in zip(rows, own, strict=True)])
 
 
 def _picked(rows: Tensor, index: Tensor) -> Tensor:

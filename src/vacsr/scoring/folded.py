@@ -51,10 +51,11 @@ class Engine(ABC):
     def aligned(self, v: Embedding, t: Embedding) -> Tensor:
         """Scores of pairs (n, n). [N, d], [N, d] -> [N]"""
 
-    def lists(self, v: Embedding, t: Embedding) -> Tensor:
+    def lists(self, queries: Embedding, items: Embedding, *, direction: Direction) -> Tensor:
         """Scores of queries, each with its own items. [Q, d], [Q, m, d] -> [Q, m]"""
-        copies = v.map(lambda x: x.repeat_interleave(t.mean.shape[1], 0))
-        return self.aligned(copies, t.map(lambda x: x.flatten(0, 1))).view(t.mean.shape[:2])
+        shape = items.mean.shape[:2]
+        pair = queries.map(lambda x: x.repeat_interleave(shape[1], 0)), items.map(lambda x: x.flatten(0, 1))
+        return self.aligned(*(pair if direction == "i2t" else reversed(pair))).view(shape)
 
     def topk(self, v: Embedding, t: Embedding, *, k: int, directions: Sequence[Direction] = DIRECTIONS) -> list[TopK]:
         """Best texts of each image, and images of each text, by (−score, index), in one pass over the pairs.
@@ -120,5 +121,7 @@ class BlockScorer(Engine):
         return out
 
     @torch.inference_mode()
-    def lists(self, v: Embedding, t: Embedding) -> Tensor:
-        return super().lists(v, t) if self.folded is None else self.folded.list_logits(v.mean, t.mean)
+    def lists(self, queries: Embedding, items: Embedding, *, direction: Direction) -> Tensor:
+        if self.folded is None:
+            return super().lists(queries, items, direction=direction)
+        return self.folded.list_logits(queries.mean, items.mean)  # v⊙t is symmetric

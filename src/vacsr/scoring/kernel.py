@@ -236,8 +236,8 @@ class KernelScorer(Engine):
     def aligned(self, v: Embedding, t: Embedding) -> Tensor:
         return self.plain.aligned(v, t)  # in torch; float8 scores these pairs in half precision
 
-    def lists(self, v: Embedding, t: Embedding) -> Tensor:
-        return self.plain.lists(v, t)
+    def lists(self, queries: Embedding, items: Embedding, *, direction: Direction) -> Tensor:
+        return self.plain.lists(queries, items, direction=direction)
 
     def topk(self, v: Embedding, t: Embedding, *, k: int, directions: Sequence[Direction] = DIRECTIONS) -> list[TopK]:
         if len(directions) == 2 and len(t.mean) < len(v.mean):

@@ -86,11 +86,12 @@ def _strip(mlp: nn.Module, v: Tensor, t: Tensor, dtype: torch.dtype) -> Tensor:
 
 def folded_mlp(mlp: nn.Module) -> FoldedScore | None:
     """A network of two or three linear layers with ReLU between, as the kernel takes it; None for any other."""
-    layers = [*mlp] if isinstance(mlp, nn.Sequential) else []
-    linear = [layer for layer in layers[::2] if isinstance(layer, nn.Linear)]
-    relus = [layer for layer in layers[1::2] if isinstance(layer, nn.ReLU)]
-    whole = len(linear) in (2, 3) and len(relus) == len(linear) - 1 and len(linear) + len(relus) == len(layers)
-    if not whole or linear[-1].out_features != 1:
+    if type(mlp) is not nn.Sequential or any(x._forward_hooks or x._forward_pre_hooks for x in mlp.modules()):
+        return None
+    kinds, linear = [type(layer) for layer in mlp], [layer for layer in mlp if isinstance(layer, nn.Linear)]
+    if kinds not in ([nn.Linear, nn.ReLU, nn.Linear], [nn.Linear, nn.ReLU] * 2 + [nn.Linear]):  # no subclasses
+        return None
+    if linear[-1].out_features != 1:
         return None
     biases = [layer.weight.new_zeros(len(layer.weight)) if layer.bias is None else layer.bias for layer in linear]
     (trunk, small), last = (layer.weight.detach().float() for layer in linear[:2]), linear[2:]

@@ -111,7 +111,7 @@ class PairScores:
         """Of each query with its own items, without the matrix. Rows of images and texts [Q], [Q, m] -> [Q, m]"""
         asked, held = (self.images, self.texts) if direction == "i2t" else (self.texts, self.images)
         rows, cols = (index.to(self.scorer.device) for index in (queries, items))
-        return candidate_scores(self.scorer.engine, take(asked, rows), held, cols)
+        return candidate_scores(self.scorer.engine, take(asked, rows), held, cols, direction=direction)
 
     @torch.inference_mode()
     def uncertainty(self, rows: Tensor, cols: Tensor) -> Tensor | None:

@@ -47,14 +47,16 @@ _ROWS_HEAD = (
 
 
 def load_pictures(source: str, image_ids: Sequence[str], *, on_error: OnError = "fail") -> Pictures:
-    """The photos of a folder or SPEC by their ids; a source without any of these images is refused."""
+    """Photos of a folder or SPEC whose id, or else file name, an image has; a source of none of them is refused."""
     pairs = load_images(source, on_error=on_error)
     if not isinstance(pairs, PhotoSet):
         raise UsageError(f"--photos {source} holds embeddings, expected photos — give the folder they are in")
-    if not set(image_ids) & set(pairs.image_ids):
+    photos = pairs.by_id()
+    found = {name: photos[key] for name in image_ids for key in (Path(name).name, name) if key in photos}
+    if image_ids and not found:
         message = f"--photos {source} has none of the data's images, such as {image_ids[0]!r}"
         raise DataError(f"{message} — give the folder in which files have these names, or leave --photos out")
-    return pairs.by_id()
+    return found
 
 
 def short_spec(spec: str) -> str:
