@@ -74,8 +74,15 @@ def again_in_half(spare: int) -> str:
     return f"kernel, top-10 of both sides ({TOP + max(TOP, spare)} of each scored again in fp16)"
 
 
-def rescoring(problem: Problem, spare: int) -> Cascade:
-    """Float8 with candidates scored again, as `choose_engine` makes it with its own number of them."""
+def squares(problem: Problem, *, edge: int) -> Prepared:
+    """As many operations as the trunk has."""
+    return square_products(problem.device, edge=edge, times=max(1, round(problem.operations / (2.0 * edge**3))))
+
+
+def rescoring(problem: Problem, spare: int) -> Engine:
+    """Float8 with candidates scored again; `choose_engine` has its own number of them."""
+    if spare == DEFAULT:
+        return choose_engine(problem.method, device=problem.device, dtype=FP8)
     coarse = KernelScorer(problem.method, dtype=FP8)
     return Cascade(coarse, coarse.plain, exact=False, spare=spare)
 
@@ -89,13 +96,7 @@ def ways(edge: int, others: Sequence[int] = ()) -> Iterator[tuple[str, str, str,
     """Name, decoder, precision, how to prepare it, and a note; ``edge`` is that of the square products, ``others`` are
     further numbers of candidates of float8 beyond the top-10."""
     yield TRUNK, "–", "bf16", partial(bare_product, dtype=torch.bfloat16), ""
-    yield (
-        f"{PRODUCTS}: products of {edge:,}³, back to back",
-        "–",
-        "bf16",
-        lambda p: square_products(p.device, edge=edge),
-        "",
-    )
+    yield f"{PRODUCTS}: products of {edge:,}³, back to back", "–", "bf16", partial(squares, edge=edge), ""
     full, both = "kernel, all scores", "kernel, top-10 of both sides"
     for decoder, name in ((LINEAR, "bf16"), (WIDE, "bf16"), (COSINE, "bf16"), (WIDE, "fp16")):
         yield full, decoder, name, partial(matrix, engine=KernelScorer, dtype=PRECISIONS[name]), ""
@@ -151,7 +152,7 @@ def rankings(problem: Problem, others: Sequence[int] = ()) -> dict[str, Any]:
     exact = {"fp32": scores(BlockScorer(method))}
     result: dict[str, Any] = {}
     engines: dict[str, Callable[[], Engine]] = {
-        "default topk": lambda: choose_engine(method, device=problem.device),
+        "default topk": lambda: choose_engine(method, device=problem.device, dtype=torch.float32),
         "fp8 rescored": partial(rescoring, problem, DEFAULT),
         **{f"fp8 rescored, spare {spare}": partial(rescoring, problem, spare) for spare in others},
     }

@@ -214,6 +214,20 @@ def _tflops(rate: float) -> str:
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
+def reranked(cells: list[str], heading: str) -> str | None:
+    """Scores on a CPU in bfloat16: time and share of the bare product by d; errors at d=1024."""
+    for row in stored("rerank.json")["rows"]:
+        if (row["work"], row["precision"], row["way"]) == (cells[0], "bfloat16", "scores"):
+            ms = 1e3 * row["seconds"]
+            time = f"{ms:,.0f} ms" if ms >= 100 else f"{ms:.3g} ms"
+            shown = {f"d={row['d']:,}": f"{time}, {row['share']:.0%}"}
+            if row["d"] == 1024:
+                shown |= {"error / spread": f"{row['error']:.2%}", "top-10 kept": f"{row['overlap']:.1%}"}
+            if heading in shown:
+                return shown[heading]
+    return None
+
+
 def rankings(cells: list[str], heading: str) -> str | None:
     """What a precision does to the order."""
     names = {"default topk(10)": "default topk"}
@@ -470,6 +484,7 @@ def tables() -> dict[tuple[str, str], Cell]:
         ("results/cutoffs.md", "items | way"): cutoffs,
         ("performance.md", "way | decoder"): scoring,
         ("performance.md", "scores"): rankings,
+        ("performance.md", "work"): reranked,
         ("performance.md", "way | p50 ms"): index,
         ("performance.md", "store"): stores,
         ("performance.md", "batch"): strips,

@@ -202,9 +202,9 @@ class FoldedScore:
         """Logits of queries, each with its own items. [Q, d], [Q, m, d] -> [Q, m] float32"""
         return reduce(torch.add, (part.list_logits(x, y) for part, x, y in self._each(v, t)))
 
-    def logits(self, v: Tensor, t: Tensor, *, room: int | None = None) -> Tensor:
+    def logits(self, v: Tensor, t: Tensor, *, pairs: int | None = None) -> Tensor:
         """Every pair's logit, see :meth:`FoldedAdapter.logits`. [I, d], [T, d] -> [I, T] float32"""
-        return reduce(torch.add, (part.logits(x, y, room=room) for part, x, y in self._each(v, t)))
+        return reduce(torch.add, (part.logits(x, y, pairs=pairs) for part, x, y in self._each(v, t)))
 
     def _each(self, v: Tensor, t: Tensor) -> Iterable[tuple[FoldedAdapter, Tensor, Tensor]]:
         return zip(self.parts, self.split(v), self.split(t), strict=True)
@@ -258,25 +258,25 @@ class FoldedAdapter:
             torch.mv(items, query, out=row)
         return logit + self._residual(cosine)
 
-    def logits(self, v: Tensor, t: Tensor, *, room: int | None = None) -> Tensor:
+    def logits(self, v: Tensor, t: Tensor, *, pairs: int | None = None) -> Tensor:
         """Every pair's logit: W(v⊙t) = (W·diag v) t, so each image is a plain GEMM. [I, d], [T, d] -> [I, T] float32
 
         Texts are the rows of the product: the bias then runs along memory and is part of the GEMM, not a copy of the
-        whole tile. v⊙t is symmetric, so the side with fewer items is the one that scales the weights. ``room``: trunk
-        outputs held at a time, by default all; v⊙t itself is formed where it is smaller than the scaled weights.
+        whole tile. v⊙t is symmetric, so the side with fewer items is the one that scales the weights. ``pairs`` have
+        their trunk outputs held at a time, by default all; v⊙t itself is formed where it is smaller than the weights.
         """
         if len(t) < len(v):
-            return self.logits(t, v, room=room).T
+            return self.logits(t, v, pairs=pairs).T
         (height, dim), texts = self.trunk.shape, t.to(self.trunk.dtype)
-        pairs = len(v) * len(t) if room is None else max(1, room // height)
+        formed, pairs = pairs is not None and len(t) < height, pairs or max(1, len(v) * len(t))
         images = max(1, min(len(v), pairs // max(1, len(t))))
         out = torch.empty(len(v), len(t), device=v.device)
         for rows, block in zip(torch.split(v.to(texts.dtype), images), torch.split(out, images), strict=True):
-            if room is not None and len(t) < height:
+            if formed:
                 block.copy_(self._decode((rows.unsqueeze(1) * texts).view(-1, dim)).view_as(block))
                 continue
             scaled = (rows.unsqueeze(1) * self.trunk).view(-1, dim)  # [I·H, d]
-            bias, step = self.trunk_bias.repeat(len(rows)), max(1, pairs // max(1, len(rows)))
+            bias, step = self.trunk_bias.repeat(len(rows)), max(1, pairs // images)
             for part, columns in zip(torch.split(texts, step), torch.split(block, step, dim=1), strict=True):
                 columns.copy_(self._decode(part, scaled, bias).T)
         return out if self.residual is None else out.add_(self._residual(v.float() @ t.float().T))

@@ -219,7 +219,7 @@ def test_interpreted_a_nan_image_leaves_the_others() -> None:
 @interpreted
 @every_way
 def test_interpreted_float8_is_rescored_in_every_way(way: str) -> None:
-    """The best of 3·k by float8 in float16's order, close to float32's, which float8's own is not."""
+    """The candidates of float8 in float16's order, close to float32's, which float8's own is not."""
     made, v, t = method(64), units(10, 64, seed=1), units(32, 64, seed=2)
     engine, fine = rescored(made), BlockScorer(made).block(Embedding(v), Embedding(t))
     rough = engine.block(Embedding(v), Embedding(t))

@@ -14,7 +14,7 @@ from vacsr.scoring.topk import BLOCK_PAIRS, DIRECTIONS, Direction, TopK, block_r
 
 FP8 = torch.float8_e4m3fn
 SAFE = 1e4  # largest hidden unit or weight allowed in float16, whose range ends at 65,504
-_CPU_OUTPUTS = 1 << 20  # of the trunk at a time: they stay in a CPU's cache
+_ROWS = 64  # images that share one rounding of the texts
 
 
 def half_dtype(folded: FoldedScore) -> torch.dtype:
@@ -53,10 +53,8 @@ class Engine(ABC):
 
     def lists(self, v: Embedding, t: Embedding) -> Tensor:
         """Scores of queries, each with its own items. [Q, d], [Q, m, d] -> [Q, m]"""
-        shape = t.mean.shape[:2]
-        return self.aligned(v.map(lambda x: x.repeat_interleave(shape[1], 0)), t.map(lambda x: x.flatten(0, 1))).view(
-            shape
-        )
+        copies = v.map(lambda x: x.repeat_interleave(t.mean.shape[1], 0))
+        return self.aligned(copies, t.map(lambda x: x.flatten(0, 1))).view(t.mean.shape[:2])
 
     def topk(self, v: Embedding, t: Embedding, *, k: int, directions: Sequence[Direction] = DIRECTIONS) -> list[TopK]:
         """Best texts of each image, and images of each text, by (−score, index), in one pass over the pairs.
@@ -70,51 +68,38 @@ class BlockScorer(Engine):
     """Scores tile by tile in torch, on any device.
 
     ``folded``: the method's folded form, where it is known already. Bounds, in numbers, not bytes: ``outputs`` of
-    the trunk in a tile (by default as many as a CPU's cache holds, or 0.5 GB on a GPU), scaled trunk ``weights`` of a
-    tile, which outgrow the outputs of small batches, and ``pairs`` of a streamed block. On a CPU a tile is 64
-    images with all texts, in strips of ``outputs``: texts are rounded once per tile, weights scaled once per image.
+    the trunk at a time (by default as many as a CPU's cache holds, or 0.5 GB on a GPU), and ``pairs`` of a streamed
+    block.
     """
 
     def __init__(
         self, method: Method, *, dtype: torch.dtype = torch.float32, folded: FoldedScore | None = None,
-        outputs: int | None = None, weights: int = 1 << 26, pairs: int = BLOCK_PAIRS,
+        outputs: int | None = None, pairs: int = BLOCK_PAIRS,
     ) -> None:  # fmt: skip
-        self.method, self.dtype, self.outputs, self.weights, self.pairs = method, dtype, outputs, weights, pairs
+        self.method, self.dtype, self.outputs, self.pairs = method, dtype, outputs, pairs
         folded = folded or method.fold()
         self.folded = None if folded is None else folded.to(folded.parts[0].trunk.device, dtype)
         self.width = 2 * method.pair_width if folded is None else len(folded.parts[0].trunk)
 
     def tile_pairs(self, device: torch.device) -> int:
         """Pairs whose trunk outputs are held at a time."""
-        return max(1, (self.outputs or (1 << 27 if device.type == "cuda" else _CPU_OUTPUTS)) // self.width)
-
-    def tile(self, images: int, texts: int, device: torch.device) -> tuple[int, int]:
-        """Images and texts per tile within the bounds. Each item of the smaller side scales a copy of the trunk."""
-        room = self.tile_pairs(device)
-        columns = max(1, min(texts, room))
-        rows = max(1, min(images, room // columns))
-        most = room if self.folded is None else max(1, self.weights // self.folded.parts[0].trunk.numel())
-        if most < min(rows, columns):
-            return (most, columns) if rows < columns else (min(images, room // most), most)
-        return rows, columns
+        return max(1, (self.outputs or (1 << 27 if device.type == "cuda" else 1 << 20)) // self.width)
 
     @torch.inference_mode()
     def block(self, v: Embedding, t: Embedding) -> Tensor:
-        strips = v.mean.device.type == "cpu" and self.folded is not None
-        rows, columns = (64, len(t.mean) or 1) if strips else self.tile(len(v.mean), len(t.mean), t.mean.device)
-        room = (self.outputs or _CPU_OUTPUTS) if strips else None
-        out = torch.empty(len(v.mean), len(t.mean), device=v.mean.device)
+        out, method = torch.empty(len(v.mean), len(t.mean), device=v.mean.device), self.method
+        room = self.tile_pairs(out.device)
+        columns = max(1, len(t.mean) if self.folded else min(len(t.mean), room))
+        rows = _ROWS if self.folded else max(1, room // columns)
         for i in range(0, len(v.mean), rows):
             for j in range(0, len(t.mean), columns):
-                images, texts = slice(i, i + rows), slice(j, j + columns)
-                x, y = take(v, images), take(t, texts)
-                score, folded = self.method.score, self.folded
-                logits = folded.logits(x.mean, y.mean, room=room) if folded else self._dense(score, x, y)
-                out[images, texts] = logits
+                x, y = take(v, slice(i, i + rows)), take(t, slice(j, j + columns))
+                logits = self.folded.logits(x.mean, y.mean, pairs=room) if self.folded else None
+                out[i : i + rows, j : j + columns] = self._dense(method.score, x, y) if logits is None else logits
         return out
 
     def stream(self, v: Embedding, t: Embedding) -> Iterator[Tensor]:
-        rows = block_rows(64, len(t.mean), pairs=self.pairs)
+        rows = block_rows(_ROWS, len(t.mean), pairs=self.pairs)
         for start in range(0, max(1, len(v.mean)), rows):
             yield self.block(take(v, slice(start, start + rows)), t)
 
