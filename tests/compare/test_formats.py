@@ -55,6 +55,12 @@ def test_markdown_with_marks_and_what_others_published() -> None:
     assert "Published, on other data than ours: their table 1 (COCO)." in told
 
 
+def test_where_less_is_better_the_marks_change_sides() -> None:
+    shown = to_markdown(replace(table(), columns=(Column(key="test.rsum", best="low"),)))
+    assert "| b | 1 | 320.0‡ |" in shown
+    assert "| c | 1 | 100.0† |" in shown
+
+
 def test_a_printed_range_is_shown_as_a_range() -> None:
     ranged = QUOTED.model_copy(update={"upper": {"test.theirs": 541.9}})
     own = OWN.model_copy(update={"upper": {"test.rsum": 1001.9}})

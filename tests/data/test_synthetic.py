@@ -6,6 +6,11 @@ from vacsr.data.synthetic import ATTRIBUTES, GROUPS, SyntheticOptions, synthetic
 from vacsr.errors import NoSuchSplit, UsageError
 
 
+def test_the_world_stays_what_it_was() -> None:
+    captions = load_pairs("synthetic:images=3,per_image=1", split="train").captions
+    assert captions == ("a car and a boat in a forest", "a black horse in the fog", "a white boat on a hill")
+
+
 def test_images_and_captions_have_their_attributes() -> None:
     world = synthetic_world(split="train")
     start = 0
