@@ -151,11 +151,11 @@ def test_clock_and_power_are_noted(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     tool.write_text("#!/bin/sh\necho 'clocks, power'\necho '1965 MHz, 690 W'\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    (note,) = roofline.gpu_state(Prepared(lambda: busy.append(0)))
+    (note,) = roofline.gpu_state(Prepared(lambda: busy.append(0)), "GPU-1")
     assert "clocks, power: 1965 MHz, 690 W" in note
     assert busy
     tool.unlink()
-    (note,) = roofline.gpu_state(Prepared(lambda: None))
+    (note,) = roofline.gpu_state(Prepared(lambda: None), "GPU-1")
     assert "unknown" in note
 
 

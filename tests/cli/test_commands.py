@@ -257,7 +257,7 @@ def test_a_warning_is_one_plain_line(vacsr: Command, recipe: Path, tmp_path: Pat
 
 def test_score_of_an_unknown_name(vacsr: Command, run: Path) -> None:
     answer = vacsr("score", run, "--image", "test-003", "--text", "test-0003#0")
-    assert answer.refused(4, "no image id 'test-003'", "did you mean 'test-0")
+    assert answer.refused(4, "no file or image id 'test-003'", "did you mean 'test-0")
     assert vacsr("score", run, "--image", "test-0003", "--text", "test-0003#7").refused(4, "no caption id")
     assert vacsr("score", run, "--image", "test-0003").code == 2
 

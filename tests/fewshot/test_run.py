@@ -205,6 +205,20 @@ def test_a_draw_from_a_file_is_reported_as_such(raw: dict[str, Any], coop_run: P
     assert report["shots_hash"] == drawn["shots_hash"]
 
 
+def test_other_targets_are_evaluated_and_a_search_is_kept(raw: dict[str, Any], tmp_path: Path) -> None:
+    spec = raw["data"]["spec"]
+    raw["data"] |= {"protocol": "domain", "targets": {"blur": f"{spec},domain=blur"}}
+    raw["search"] = {"epochs": [1, 2]}
+    report = run(raw, tmp_path)
+    assert [(one["split"], one["classes"]) for one in report["results"]] == [("source", 6), ("blur", 6)]
+    assert "hm" not in report
+    raw["data"]["targets"] = {"outline": f"{spec},domain=outline"}
+    again = run(raw, tmp_path, resume=True)
+    assert [one["split"] for one in again["results"]] == ["source", "outline"]
+    assert again["results"][0] == report["results"][0]
+    assert again["search"] == report["search"] != {}
+
+
 # ---------------------------------------------------------------------------------------------------------- refusals
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,7 @@ from vacsr.errors import DataError, EnvironmentProblem, ProvenanceMismatch, Shap
 from vacsr.methods.base import Embedding
 from vacsr.model import MatchingModel, choose_device
 from vacsr.scoring import CosineDistanceScorer, PairScorer, PairScores
+from vacsr.scoring.topk import Direction
 
 from .models import IMAGES, TEXTS, inputs, model, sorted_topk
 
@@ -204,7 +206,7 @@ def test_named_pairs_are_the_matrix_entries(raw: dict[str, Any]) -> None:
 
 
 def test_a_wrong_name_is_answered_with_the_nearest(scorer: PairScorer) -> None:
-    with pytest.raises(DataError, match=r"no image id 'im-d' among 3 .did you mean 'im-"):
+    with pytest.raises(DataError, match=r"no file or image id 'im-d' among 3 .did you mean 'im-"):
         scorer.score_named(pair_set(), "im-d", ["v"])
     for pairs in (pair_set(), replace(pair_set(), captions=None)):
         with pytest.raises(DataError, match=r"no caption id '%%' among 5 — .* such as 'v'"):
@@ -272,3 +274,24 @@ def test_the_same_images_against_other_texts(scorer: PairScorer) -> None:
     torch.testing.assert_close(against.score, scores.score.flip(1))
     assert scores.against(["words"]) is None, "a model on features of unknown origin embeds no words"
     assert scores.disagreement(torch.tensor([0]), torch.tensor([0])) is None
+
+
+@pytest.mark.parametrize("direction", ["i2t", "t2i"])
+@pytest.mark.parametrize("name", ["vacsr", "pcme", "pcmepp", "daa", "infonce"])
+def test_lists_of_own_items_have_the_scores_of_the_matrix(name: str, direction: Direction) -> None:
+    """Also where the score of (v, t) is not that of (t, v)."""
+    images, texts = inputs()
+    scores = PairScorer(model(name), device="cpu").score_all(images, texts)
+    matrix = scores.score if direction == "i2t" else scores.score.T
+    generator = torch.Generator().manual_seed(3)
+    queries = torch.randint(len(matrix), (5,), generator=generator)
+    items = torch.randint(matrix.shape[1], (5, 7), generator=generator)
+    expected = matrix[queries].gather(1, items)
+    torch.testing.assert_close(scores.score_lists(queries, items, direction=direction), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_scorer_that_has_scored_can_be_copied() -> None:
+    made = PairScorer(model("vacsr"), device="cpu", dtype=torch.bfloat16)
+    images, texts = inputs()
+    expected = made.score_all(images, texts).score
+    assert torch.equal(copy.deepcopy(made).score_all(images, texts).score, expected)

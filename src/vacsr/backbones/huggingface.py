@@ -43,7 +43,7 @@ class _HubTower(Tower):
         """CLIP's projection of a token, or the head inside SigLIP's models, which pools the tokens of a photo."""
         if self.projection is None and not self.model.config.model_type.startswith("siglip"):
             message = f"a {self.model.config.model_type} has no projection into a shared space"
-            raise UsageError(f"{message} — train heads on top, with image_output and text_output at norm")
+            raise UsageError(f"{message} — train heads on top, with image_output and text_output at norm or hidden")
         return self.projection or self.model.head
 
     def final_norm(self) -> nn.Module | None:

@@ -52,7 +52,7 @@ def run(
         rows = measure(every, device=device, log=log, rounds=3, statistic=statistics.median if gpu else min)
         notes = [
             "Three rounds, all ways in turn: the fastest, on a GPU the median.",
-            *(gpu_state(squares(), device) if gpu else []),
+            *(gpu_state(squares(), f"GPU-{torch.cuda.get_device_properties(device).uuid}") if gpu else []),
         ]
     best = max((row["tflops"] for row in rows if row["way"] in (TRUNK, SQUARES) and "tflops" in row), default=None)
     for row in rows:
@@ -129,10 +129,14 @@ def compiled(problem: Problem) -> Prepared:
     return Prepared(run, operations=problem.operations)
 
 
-def gpu_state(busy: Prepared, device: torch.device) -> Iterator[str]:
-    """Clock and power of the GPU while it multiplies; nothing without nvidia-smi."""
-    asked = f"--id=GPU-{torch.cuda.get_device_properties(device).uuid}"
-    command = ["nvidia-smi", asked, "--query-gpu=clocks.sm,clocks.max.sm,power.draw,power.limit", "--format=csv"]
+def gpu_state(busy: Prepared, uuid: str) -> Iterator[str]:
+    """Clock and power of a GPU while it multiplies; nothing without nvidia-smi."""
+    command = [
+        "nvidia-smi",
+        f"--id={uuid}",
+        "--query-gpu=clocks.sm,clocks.max.sm,power.draw,power.limit",
+        "--format=csv",
+    ]
     for _ in range(10):
         busy.run()  # returns at once: the GPU has work for two seconds
     try:

@@ -88,9 +88,7 @@ class Cascade(Engine):
             for top, side, direction in zip(tops, sides, directions, strict=True)
         ]
 
-    def _ranked(
-        self, candidates: TopK, queries: Embedding, items: Embedding, *, k: int, direction: Direction
-    ) -> TopK:
+    def _ranked(self, candidates: TopK, queries: Embedding, items: Embedding, *, k: int, direction: Direction) -> TopK:
         """[Q, m] -> [Q, min(k, m)]"""
         fine = candidate_scores(self.fine, queries, items, candidates.index, direction=direction)
         best = best_of(fine, candidates.index, k=k)
@@ -104,7 +102,12 @@ class Cascade(Engine):
 
 
 def candidate_scores(
-    engine: Engine, queries: Embedding, items: Embedding, index: Tensor, *, direction: Direction,
+    engine: Engine,
+    queries: Embedding,
+    items: Embedding,
+    index: Tensor,
+    *,
+    direction: Direction,
     chunk: int | None = None,
 ) -> Tensor:
     """Scores of each query with its candidates, about ``chunk`` pairs at a time. [Q, d], [N, d], [Q, m] -> [Q, m]
@@ -113,8 +116,8 @@ def candidate_scores(
     """
     chunk = chunk or (1 << 15 if index.device.type == "cuda" else 800)
     rows = torch.split(torch.arange(len(index), device=index.device), max(1, chunk // max(1, index.shape[1])))
-    own = (items.map(partial(_picked, index=index[row])) for row in rows)
-    return torch.cat([engine.lists(take(queries, row), part, direction=direction) for row, part in zip(rows, own, strict=True)])
+    scored = partial(engine.lists, direction=direction)
+    return torch.cat([scored(take(queries, row), items.map(partial(_picked, index=index[row]))) for row in rows])
 
 
 def _picked(rows: Tensor, index: Tensor) -> Tensor:

@@ -253,7 +253,7 @@ class PairScorer:
     def score_named(self, pairs: PairSet | PhotoSet, image: str, texts: Sequence[str]) -> PairScores:
         """One image of a data set by its id, with captions of the set by id or by their exact words. [1, len(texts)]"""
         self.check_set(pairs)
-        row = _index(image, pairs.image_ids, "image id")
+        row = _index(image, pairs.image_ids, "file or image id")
         words = pairs.captions or ()
         cols = [words.index(text) if text in words else _index(text, pairs.caption_ids, "caption id") for text in texts]
         if isinstance(pairs, PhotoSet):
