@@ -54,6 +54,14 @@ def test_nobody_writes_between_a_check_and_the_change(spec: str) -> None:
         assert len(first) == 2
 
 
+def test_columns_of_your_own_are_left_alone(spec: str) -> None:
+    with closing(open_index(spec, dim=DIM, create=True)) as index:
+        index.add(["a"], units(1))
+        index._query("ALTER TABLE {name} ADD COLUMN tag text DEFAULT 'mine'")
+        assert index.add(["a", "b"], units(2)) == (1, 1)
+        assert index._query("SELECT tag FROM {name}") == [("mine",), ("mine",)]
+
+
 def test_hnsw_finds_more_than_its_list_holds(spec: str) -> None:
     with closing(open_index(f"{spec},index=HNSW", dim=DIM, create=True)) as index:
         index.add([f"{n}" for n in range(1500)], units(1500))

@@ -30,9 +30,9 @@ _EXISTS = "SELECT 1 FROM pg_tables WHERE tablename = %s AND schemaname = ANY (cu
 _HNSW = "CREATE INDEX ON {name} USING hnsw (embedding vector_ip_ops)"
 _APPROXIMATE = "SELECT count(*) FROM pg_indexes WHERE tablename = %s AND indexdef ~ 'USING (hnsw|ivfflat)'"
 _NOTE = "INSERT INTO {about} (key, value) VALUES (%s, %s) ON CONFLICT DO NOTHING"
-_NEW = "CREATE TEMPORARY TABLE vacsr_new (LIKE {name}) ON COMMIT DROP"
-_COPY = "COPY vacsr_new FROM STDIN (FORMAT BINARY)"
-_WRITE = """INSERT INTO {name} SELECT * FROM vacsr_new
+_NEW = "CREATE TEMPORARY TABLE {new} ON COMMIT DROP AS SELECT id, embedding, metadata FROM {name} WITH NO DATA"
+_COPY = "COPY {new} FROM STDIN (FORMAT BINARY)"
+_WRITE = """INSERT INTO {name} (id, embedding, metadata) SELECT * FROM {new}
     ON CONFLICT (id) DO UPDATE SET embedding = excluded.embedding, metadata = excluded.metadata"""
 _NEAREST = """SELECT id, metadata, embedding, -(embedding <#> %(query)s::vector)
     FROM {name} ORDER BY embedding <#> %(query)s::vector LIMIT %(k)s"""
@@ -76,12 +76,12 @@ class PgvectorIndex(DatabaseIndex):
         head = struct.pack(">HH", vectors.shape[1], 0)
         with self._errors(), self._client.transaction(), self._client.cursor() as cursor:
             cursor.execute(self._sql(_NEW))
-            with cursor.copy(_COPY) as copy:
+            with cursor.copy(self._sql(_COPY)) as copy:
                 copy.set_types(["text", "bytea", "jsonb"])
                 for name, vector, about in zip(ids, vectors.numpy().astype(">f4"), metadata, strict=True):
                     copy.write_row((name, head + vector.tobytes(), Jsonb(about, dumps=str)))
             cursor.execute(self._sql(_WRITE))
-            cursor.execute("DROP TABLE vacsr_new")
+            cursor.execute(self._sql("DROP TABLE {new}"))
 
     def _remove(self, ids: list[str]) -> None:
         self._query("DELETE FROM {name} WHERE id = ANY(%s)", [ids])
@@ -140,7 +140,8 @@ class PgvectorIndex(DatabaseIndex):
         """With the names of the tables, quoted."""
         from psycopg.sql import SQL, Identifier
 
-        return SQL(text).format(name=Identifier(self.name), about=Identifier(f"{self.name}_about"))
+        names = {"name": self.name, "about": f"{self.name}_about", "new": f"{self.name}_new"}
+        return SQL(text).format(**{key: Identifier(name) for key, name in names.items()})
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
