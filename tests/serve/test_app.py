@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 
 from vacsr import BackboneConfig, HeadConfig, TrainConfig, fit
 from vacsr.data import load_pairs
-from vacsr.errors import UsageError
+from vacsr.errors import ConfigError, UsageError
 from vacsr.scoring import PairScorer
 from vacsr.search import open_index
 from vacsr.search.searcher import Searcher
@@ -141,7 +141,7 @@ def test_the_least_limits() -> None:
     counts = ("max_pixels", "max_text", "max_k", "max_pairs", "max_images", "concurrency", "connections", "batch")
     assert ServiceSettings(**dict.fromkeys(counts, 1)).max_pixels == 1
     for name in counts:
-        with pytest.raises(ValueError, match=name):
+        with pytest.raises(ConfigError, match=name):
             ServiceSettings(**{name: 0})
 
 
