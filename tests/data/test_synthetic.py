@@ -11,6 +11,12 @@ def test_the_world_stays_what_it_was() -> None:
     assert captions == ("a car and a boat in a forest", "a black horse in the fog", "a white boat on a hill")
 
 
+def test_features_without_noise_vary_by_about_one() -> None:
+    """It is what ``noise`` is measured against."""
+    pairs = load_pairs("synthetic:noise=0")
+    assert [float(pairs.images.std()), float(pairs.texts.std())] == pytest.approx([1, 1], abs=0.2)
+
+
 def test_images_and_captions_have_their_attributes() -> None:
     world = synthetic_world(split="train")
     start = 0

@@ -350,6 +350,7 @@ def test_search_by_text(vacsr: Command, towers: Path, tmp_path: Path) -> None:
     out, words = tmp_path / "found.json", ("--index", f"exact:{towers / 'images'}", "--text", "a red circle", *CPU)
     answer = vacsr("search", towers, *words, "-k", 3, "--json", out)
     assert answer.code == 0, answer.err
+    assert "warning:" not in answer.err, "nothing is to be warned of"
     written = json.loads(out.read_text())
     assert [hit["rank"] for hit in written["hits"]] == [1, 2, 3]
     head, *lines = [line.split("\t") for line in answer.out.splitlines()]
