@@ -1,4 +1,4 @@
-"""`faiss:FOLDER`: an exact index in a folder, with a FAISS index over its vectors that makes searches faster.
+"""`faiss:FOLDER`: an exact index in a folder, with a FAISS index over its vectors; approximate ones are faster.
 
 Vectors, ids and metadata are those of :mod:`.local`, with its guarantees: all or none, one writer, safe from a kill.
 ``exact:FOLDER`` opens the same folder. The FAISS file holds rows 0 to N of the vectors; :meth:`FaissIndex.optimize`
