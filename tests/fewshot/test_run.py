@@ -184,16 +184,6 @@ def test_the_same_recipe_gives_the_same_run_and_another_seed_another(raw: dict[s
     assert not same_model(tmp_path / "a", tmp_path / "c")
 
 
-def test_a_domain_run_reports_source_and_targets(raw: dict[str, Any], tmp_path: Path) -> None:
-    spec = raw["data"]["spec"]
-    raw["data"] |= {"protocol": "domain", "targets": {"blur": f"{spec},domain=blur"}}
-    raw["search"] = {"epochs": [1, 2]}
-    report = run(raw, tmp_path)
-    assert [(one["split"], one["classes"]) for one in report["results"]] == [("source", 6), ("blur", 6)]
-    assert "hm" not in report
-    assert report["search"] != {}
-
-
 def test_a_draw_from_a_file_is_reported_as_such(raw: dict[str, Any], coop_run: Path, tmp_path: Path) -> None:
     file = coop_run / "shots.json"
     report = run(raw, tmp_path / "again", f"data.shots_file={file}", "data.seed=7", "train.epochs=1")
